@@ -157,15 +157,13 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     """
     name = shown(place)
     with closing(back_end(place).reader(place)) as reader:
-        start = reader.header.start
-        before = start if end.entry == START.entry else end.entry
+        before = reader.header.start if end.entry == START.entry else end.entry
         # A log that goes beyond the last entry saw entries that the ledger lacks now.
         last = reader.noted
         if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
-                f"{name}: the ledger has {last.number} entries, but the audit log ends with entry "
-                f"{before.number}: the ledger was "
-                "rolled back, or the log belongs to another ledger; restore the ledger, or give its own log."
+                f"{name}: the ledger has {last.number} entries, but the audit log ends with entry {before.number}: the "
+                "ledger was rolled back, or the log belongs to another ledger; restore the ledger, or give its own log."
             )
         # If entries follow, the digest of the first covers `before`, so that the log of another ledger fails there.
         rows = rows_after(reader, before.number)
@@ -196,9 +194,8 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     number = end.action.number
     if len(journal) <= number or journal[number][0] != end.action:
         raise LedgerError(
-            f"{actions}: this journal has no action {number}, with which the audit log ends: the journal was "
-            "cut, or the log belongs to "
-            "another run; restore the journal, or give its own log."
+            f"{actions}: this journal has no action {number}, with which the audit log ends: the journal was cut, or "
+            "the log belongs to another run; restore the journal, or give its own log."
         )
     for head, values in journal[number + 1 :]:
         line, chain = _chained({**values, "digest": head.digest}, end.chain)

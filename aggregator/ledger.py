@@ -262,20 +262,12 @@ class LedgerState:
     @property
     def charges(self) -> tuple[Charge, ...]:
         """All charges, in the order they were made, with the outcomes of their queries."""
-        count = len(self.keys)  # the writer may be adding to the other columns
-        requests = (asked for asked in self.asked for _ in range(asked.num_queries))
-        columns = (self.keys[:count], self.groups, self.votes_QC[:count].tolist(), self.outcomes, requests)
+        rows = zip(self.charged(0, len(self.keys)), self.votes_QC.tolist(), strict=False)  # a writer may add votes
         return tuple(
             Charge(
-                number=number,
-                key=key,
-                group=group,
-                votes=tuple(votes_C),
-                outcome=settled,
-                asker=asked.asker,
-                at_s=asked.at_s,
+                number=n, key=key, group=group, votes=tuple(votes_C), outcome=found, asker=asked.asker, at_s=asked.at_s
             )
-            for number, (key, group, votes_C, settled, asked) in enumerate(zip(*columns, strict=False))
+            for n, ((key, group, found, asked), votes_C) in enumerate(rows)
         )
 
     def charged(self, start: int, stop: int) -> list[tuple[str, int, Outcome | None, Asked]]:

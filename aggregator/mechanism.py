@@ -222,11 +222,8 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         return ConfidentGnmaxQueries(count=num_queries, **asdict(self))
 
     def scaled(self, factor: float) -> Self:
-        return replace(
-            self,
-            threshold_stddev_votes=factor * self.threshold_stddev_votes,
-            noise_stddev_votes=factor * self.noise_stddev_votes,
-        )
+        noises = ("threshold_stddev_votes", "noise_stddev_votes")
+        return replace(self, **{name: factor * getattr(self, name) for name in noises})
 
     def describe(self) -> str:
         check = (

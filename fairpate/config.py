@@ -25,7 +25,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +35,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fairpate import types
-from fairpate.types import FairRule, Relation, UsageError
+from fairpate.types import MAX_THRESHOLD_VOTES, FairRule, Relation, UsageError
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
@@ -116,16 +116,12 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        for message, is_met in _refusals(type(self)):
-            if is_met(self):
-                raise ValueError(message.format(self))
+        # Also what the sections refuse that this one extends.
+        for kind in reversed(type(self).__mro__):
+            for message, is_met in vars(kind).get("refused", {}).items():
+                if is_met(self):
+                    raise ValueError(message.format(self))
         return self
-
-
-@cache
-def _refusals(schema: type[Section]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-    # Also those of the sections that this one extends.
-    return tuple(each for kind in reversed(schema.__mro__) for each in vars(kind).get("refused", {}).items())
 
 
 def short_for(name: str) -> Any:
@@ -245,12 +241,10 @@ class DataConfig(Section):
 
     refused: ClassVar[Refused] = {
         # A hash decides record by record, so that no number of records can be set.
-        "Expected split.test_share with a hashed split, got num_test={0.num_test}; leave it out.": lambda data: (
-            data.split is not None and data.num_test is not None
-        ),
-        "Expected split.validation_share with a hashed split, got num_validation={0.num_validation}; leave it out.": (
-            lambda data: data.split is not None and data.num_validation is not None
-        ),
+        f"Expected split.{part}_share with a hashed split, got num_{part}={{0.num_{part}}}; leave it out.": (
+            lambda data, part=part: data.split is not None and getattr(data, f"num_{part}") is not None  # type: ignore[misc]
+        )
+        for part in ("test", "validation")
     }
 
 
@@ -728,14 +722,10 @@ class GnmaxConfig(AskedConfig):
 
     # The record allows a standard deviation of 0, for tests; a run without noise would have no price.
     refused: ClassVar[Refused] = {
-        f"Expected 0 < mechanism.threshold_stddev_votes <= {types.MAX_THRESHOLD_VOTES:.0f} in a run, got "
-        "{0.mechanism.threshold_stddev_votes}.": lambda queries: (
-            not 0 < queries.mechanism.threshold_stddev_votes <= types.MAX_THRESHOLD_VOTES
-        ),
-        f"Expected 0 < mechanism.noise_stddev_votes <= {types.MAX_THRESHOLD_VOTES:.0f} in a run, got "
-        "{0.mechanism.noise_stddev_votes}.": lambda queries: (
-            not 0 < queries.mechanism.noise_stddev_votes <= types.MAX_THRESHOLD_VOTES
-        ),
+        f"Expected 0 < mechanism.{name} <= {MAX_THRESHOLD_VOTES:.0f} in a run, got {{0.mechanism.{name}}}.": (
+            lambda queries, name=name: not 0 < getattr(queries.mechanism, name) <= MAX_THRESHOLD_VOTES  # type: ignore[misc]
+        )
+        for name in ("threshold_stddev_votes", "noise_stddev_votes")
     }
 
 
@@ -924,16 +914,13 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         faults = []
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"]) or "config"
-            is_unknown = fault["type"] in ("extra_forbidden", "unexpected_keyword_argument")
-            if is_unknown:
+            if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
                 names = _names_beside(fault["loc"], schema)
                 faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
             elif fault["type"] in ("missing", "missing_keyword_only_argument"):
                 faults.append(f"{path}: missing; add it.")
-            elif fault["type"] == "value_error" and not fault["loc"]:  # of several sections: it names its field
-                faults.append(f"{expected(fault)}.")
-            elif fault["type"] == "value_error":  # our own checks name the value in their message
-                faults.append(f"{path}: {expected(fault)}.")
+            elif fault["type"] == "value_error":  # our own checks name the value, and those of a whole file the field
+                faults.append(f"{path}: {expected(fault)}." if fault["loc"] else f"{expected(fault)}.")
             else:
                 # A long value would hide the other faults.
                 got = repr(fault["input"])
@@ -947,8 +934,7 @@ def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[
     the message can suggest one; empty if that section accepts any name."""
     section: Any = schema
     for name in location[:-1]:
-        field = getattr(section, "model_fields", {}).get(name)
-        if field is None:
+        if (field := getattr(section, "model_fields", {}).get(name)) is None:
             # A mapping of named sections, or a list of them: the name is free, its section is known.
             section = next(reversed([part for part in get_args(section) if part is not ...]), None)
             continue
@@ -1168,8 +1154,7 @@ def unread_because_of(
     if section.endswith("model") and field == "hidden" and settings.get(f"{section}.name") not in ("mlp", "cnn"):
         return f"{section}.name"
     if name in ("backbone.norm", "backbone.trainable"):
-        is_given = any(other.startswith("backbone.weights.") for other in settings)
-        return None if is_given else "backbone.weights"
+        return None if any(other.startswith("backbone.weights.") for other in settings) else "backbone.weights"
     other, values = _UNREAD_BESIDE.get(field, ("", ()))
     # `...` and not None, which is one of the listed values.
     if settings.get(beside := f"{section}.{other}", ...) in values:

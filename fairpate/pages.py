@@ -43,9 +43,9 @@ class Term:
     """A term of the glossary: its name, its synonyms, the labels on pages that refer to it, and its meaning."""
 
     name: str
-    also: tuple[str, ...]
-    labels: tuple[str, ...]
     meaning: str
+    also: Sequence[str] = ()
+    labels: Sequence[str] = ()
 
     @property
     def key(self) -> str:
@@ -58,15 +58,7 @@ def glossary() -> Mapping[str, tuple[Term, ...]]:
     """Return all terms of the glossary by chapter, in the order of its file."""
     text = files("fairpate").joinpath("glossary.yaml").read_text(encoding="utf-8")
     return {
-        chapter: tuple(
-            Term(
-                name=name,
-                also=tuple(entry.get("also", ())),
-                labels=tuple(entry.get("labels", ())),
-                meaning=entry["meaning"],
-            )
-            for name, entry in entries.items()
-        )
+        chapter: tuple(Term(name=name, **entry) for name, entry in entries.items())
         for chapter, entries in yaml.safe_load(text).items()
     }
 

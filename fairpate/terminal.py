@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -189,7 +189,6 @@ _LEAST_S = 1.0  # a pace over less time is not shown
 class Pace:
     """An estimator of a loop's remaining time, from the pace of its steps since the first report."""
 
-    clock: Callable[[], float] = lambda: time.monotonic()
     _first: tuple[float, int] | None = field(default=None, init=False)
     _last: tuple[int, int] = field(default=(0, 0), init=False)
 
@@ -199,7 +198,7 @@ class Pace:
 
         If ``done`` decreases or ``total`` changes, the measurement starts again.
         """
-        now = self.clock()
+        now = time.monotonic()
         # Another loop has begun, whose steps take another time.
         if self._first is None or done < self._last[0] or total != self._last[1]:
             self._first = (now, done)
@@ -286,8 +285,7 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
     timer.daemon = True
 
     def advance(done: int, total: int) -> None:
-        left = pace.left(done, total)
-        bars.update(task, completed=done, total=total, count=f"{done}/{total}", left=left)
+        bars.update(task, completed=done, total=total, count=f"{done}/{total}", left=pace.left(done, total))
 
     try:
         if patience_s:

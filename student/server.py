@@ -149,8 +149,7 @@ def read_features(
             raise FaultError(422, f"{field}.{column}", record.columns.get(column), f"{error}.") from error
     try:
         # NumPy reads "1" and true as numbers, so types are checked first.
-        kinds = set(map(type, np.array(record.features, dtype=object).flat))
-        if not kinds <= {int, float}:
+        if not set(map(type, np.array(record.features, dtype=object).flat)) <= {int, float}:
             raise TypeError("expected numbers")  # noqa: TRY301 - one error for all
         # In double precision: a byte would lose a fraction without notice, and float32 makes large numbers infinite.
         values = np.array(record.features, dtype=np.float64)

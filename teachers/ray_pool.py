@@ -48,7 +48,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,7 +72,6 @@ from teachers.ensemble import (
     count_block,
     tensors_of,
 )
-from teachers.teacher import TeacherSpec
 
 Coordinates = npt.NDArray[np.int32]
 Nearest = npt.NDArray[np.void]
@@ -113,11 +112,7 @@ class Voters:
     def records_of(self, sampled: IntArray) -> IntArray:
         """Return the row numbers, ascending, of all records of the persons numbered ``sampled`` (if ``person_N`` is
         None, of the records with these numbers)."""
-        if self.person_N is None:
-            return sampled
-        is_sampled = np.zeros(self.num_sampled, dtype=np.bool_)
-        is_sampled[sampled] = True
-        return np.flatnonzero(is_sampled[self.person_N])
+        return sampled if self.person_N is None else np.flatnonzero(np.isin(self.person_N, sampled))
 
 
 def label_counts(nearest_QK: Nearest, num_classes: int) -> IntArray:
@@ -353,8 +348,7 @@ class RayPool(BlockPool):
                             task = waiting.popleft()
                             # One item ahead at most: a shard is copied only when a worker can take it.
                             waiting.extend(itertools.islice(fresh, 0 if waiting else 1))
-                            call = actor.run.remote(function, reference, task.item, self.device)
-                            pending[call] = (actor, task)
+                            pending[actor.run.remote(function, reference, task.item, self.device)] = (actor, task)
                             load[actor] += 1
                 settled = self._wait_for_one(pending)
             except ray.exceptions.RayError as error:
@@ -448,9 +442,8 @@ def number_of_actors(config: RayConfig) -> int:
     if wanted > fitting and not config.wait_for_nodes_s:
         raise PoolError(
             f"ray.num_actors: {wanted} actors of ray.num_cpus={config.num_cpus:g} and ray.num_gpus={config.num_gpus:g} "
-            f"do not fit: the cluster has {cluster}, room for {fitting}; "
-            "lower ray.num_actors, ray.num_cpus or ray.num_gpus, add nodes, or set ray.wait_for_nodes_s if they come "
-            "on demand."
+            f"do not fit: the cluster has {cluster}, room for {fitting}; lower ray.num_actors, ray.num_cpus or "
+            "ray.num_gpus, add nodes, or set ray.wait_for_nodes_s if they come on demand."
         )
     return wanted
 
@@ -749,7 +742,14 @@ class ServingTeachers(_ServingActors):
 
     def __init__(self, ensemble: Ensemble, config: RayConfig) -> None:
         self._num_teachers = ensemble.num_teachers
-        counter = partial(_counter_of, ensemble.spec, "cuda" if config.num_gpus else "cpu")
+        spec, device = ensemble.spec, "cuda" if config.num_gpus else "cpu"
+
+        def counter(sources: Sequence[str | ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
+            blocks = [tensors_of(source) for source in sources]
+            return lambda queries: np.sum(
+                [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
+            )
+
         super().__init__(counter, ensemble.sources, config, num_gpus=config.num_gpus)
 
     def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
@@ -757,17 +757,6 @@ class ServingTeachers(_ServingActors):
         time."""
         votes_QC: VoteArray = np.sum(self.ask(queries, timeout_s=_VOTE_TIMEOUT_S, what="teachers voted"), axis=0)
         return checked_votes(votes_QC, self._num_teachers)
-
-
-def _counter_of(
-    spec: TeacherSpec, device: str, sources: Sequence[str | ArrayWeights]
-) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
-    """Load blocks of teachers; return a function that maps features (Q, ...) to the vote counts (Q, C) of these
-    teachers."""
-    blocks = [tensors_of(source) for source in sources]
-    return lambda queries: np.sum(
-        [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
-    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -873,11 +862,13 @@ class RayNeighbourhood(_ServingActors):
     def __init__(
         self, blocks: Sequence[Voters], *, count: int, sampling_rate: float, seed: int | None, config: RayConfig
     ) -> None:
-        def searcher(own: Sequence[Voters]) -> Callable[..., Nearest]:
+        super().__init__(
             # The sampler is made in the actor: its lock and its state belong to one process.
-            return LocalNeighbourhood(own, count=count, sampler=Sampler(sampling_rate, seed)).nearest
-
-        super().__init__(searcher, blocks, config, num_gpus=0)
+            lambda own: LocalNeighbourhood(own, count=count, sampler=Sampler(sampling_rate, seed)).nearest,
+            blocks,
+            config,
+            num_gpus=0,
+        )
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
         """Draw a new sample of the records for each query, and return the ``count`` sampled records nearest to it.

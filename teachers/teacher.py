@@ -175,8 +175,7 @@ def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -
     """
     if not isinstance(model, nn.Sequential) or any(type(layer) not in _STACKED_LAYERS for layer in model):
         # vmap runs any architecture; the layers below have faster batched kernels.
-        forward = vmap(lambda values, x: functional_call(model, values, (x,)))
-        return forward(parameters, x_TB)
+        return vmap(lambda values, x: functional_call(model, values, (x,)))(parameters, x_TB)
     x = x_TB
     for index, layer in enumerate(model):
         own = {name: parameters[f"{index}.{name}"] for name, _ in layer.named_parameters()}

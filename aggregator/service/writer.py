@@ -554,8 +554,7 @@ class Batcher:
             if request.caller.role != "operator":
                 # All that the caller asks in this group is charged at the same moment.
                 wanted = len(new) + Counter(first_caller.values())[name]
-                refusal = self.quotas.refusal(ledger, name, wanted, now_s=time.time())
-                if refusal is not None:
+                if (refusal := self.quotas.refusal(ledger, name, wanted, now_s=time.time())) is not None:
                     refused.append(replace(refusal, num_new=len(new)))
                     continue
                 with_quota.add(name)

@@ -426,8 +426,7 @@ def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
     """Return the first existing file among ``file`` and its declared alternatives, with its path. If none exists,
     :class:`DataError` says how to get it."""
     folder = resolve_data_dir(data_dir)
-    found = find(file, folder)
-    if found is None:
+    if (found := find(file, folder)) is None:
         raise DataError(f"{folder / file.path}: missing file. {how_to_get(file, folder)}")
     return found
 
@@ -515,9 +514,8 @@ def counted(units: Iterable[str]) -> Names:
 def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
     """Return a 64-bit hash of each name, keyed by the public ``seed`` and by ``purpose``: uniform, and independent for
     different purposes."""
-    key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     # Copied for each name: setting the key is the slow part.
-    keyed = hashlib.blake2b(key=key, digest_size=8)
+    keyed = hashlib.blake2b(key=hashlib.sha256(f"{purpose}:{seed}".encode()).digest(), digest_size=8)
     digests = bytearray()
     for name in names:
         hasher = keyed.copy()

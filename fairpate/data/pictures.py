@@ -187,14 +187,10 @@ def _coloured(
     # The ink (N, height, width) goes to channel 0 (red) or 1 (green); if the colour is hidden, to the only channel.
     painted = np.zeros((len(grey), 1 + is_visible, *grey.shape[1:]), dtype=np.uint8)
     painted[np.arange(len(grey)), colour if is_visible else 0] = grey
+    x, y, z = map(torch.from_numpy, (painted, digits, colour if sensitive == "colour" else binary))
     return {
         "kind": "image",
-        "records": Split(
-            x=torch.from_numpy(painted),
-            y=torch.from_numpy(digits),
-            z=torch.from_numpy(colour if sensitive == "colour" else binary),
-            record_id=names,
-        ),
+        "records": Split(x=x, y=y, z=z, record_id=names),
         "label_names": tuple(str(digit) for digit in range(10)),
         "group_names": GROUPS[sensitive],
         "sensitive_attribute": sensitive,
@@ -383,8 +379,7 @@ def load_fairface(request: Request) -> LoadedRecords:
         # Counted for a note: a subset of the pictures is allowed.
         absent += len(labels) - len(tables[-1])
     table = pa.concat_tables(tables)
-    names = table["file"].to_pylist()
-    if not names:
+    if not (names := table["file"].to_pylist()):
         raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg; restore them.")
     return _of_pictures(
         request,
@@ -499,8 +494,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
                 f"{train.path}: column Path: expected .../patient00001/..., got {path!r}; restore the file."
             )
     table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
-    paths = table["Path"].to_pylist()
-    if not paths:
+    if not (paths := table["Path"].to_pylist()):
         raise DataError(f"{demographics.path}: no patient of {train.path} has a known race; check both files.")
     pictures = open_pictures(files["archive"], request.data_dir)
     name_of = {name.partition(f"{ROOT}/")[2] or name: name for name in pictures.names}

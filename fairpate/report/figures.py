@@ -389,7 +389,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
                 "remarks": point.remarks,
                 "degenerate": point.degenerate,
                 "cautions": point.cautions,
-                "settings": _settings_words(own),
+                "settings": settings_words(own),
                 "commands": [command for command in point.commands if command],
                 "front": id(point) in members,
             }
@@ -429,17 +429,12 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
                 }
             )
 
+    shared_words = {name: settings_words(settings) for name, settings in shared.items()}
     data = {
         "points": plain_points,
         "series": [
-            {
-                "name": look.series,
-                "path": look.shape,
-                "hollow": look.hollow,
-                "place": look.place,
-                "shared": _settings_words(shared[look.series]),
-            }
-            for look in series.values()
+            {"name": name, "path": look.shape, "hollow": look.hollow, "place": look.place, "shared": shared_words[name]}
+            for name, look in series.items()
         ],
         "panels": [
             {"data": panel.data, "privacy": class_label(panel.privacy), "charts": found}
@@ -466,7 +461,8 @@ def up_to_five(gap: float) -> float:
     return gap if math.isnan(gap) else math.ceil(gap * 1e5 - 1e-4) / 1e5
 
 
-def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
+def settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of ``settings`` as text: text as it is, other values as JSON."""
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in settings.items()
@@ -511,8 +507,7 @@ class FigureStyle:
             raise ValueError(f"font_size: expected 4 to 24 points, got {self.font_size:g}.")
         if self.width_in is not None and not 1 <= self.width_in <= 40:
             raise ValueError(f"width: expected 1 to 40 inches (25 to 1,000 mm), got {self.width_in:g}.")
-        unknown = [name for name in self.formats if name not in FORMATS]
-        if unknown:
+        if unknown := [name for name in self.formats if name not in FORMATS]:
             raise ValueError(f"format: expected {', '.join(FORMATS)}, got {unknown[0]!r}.")
 
     @property
@@ -753,13 +748,12 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) -> dict[str, dict[str, Any]]:
     """Return the Vega-Lite encoding channels (colour, shape and dash) by which charts distinguish series; ``size``
     scales dashes."""
-    names = list(known)
 
     def channel(values: Sequence[Any], *, is_shown: bool = True) -> dict[str, Any]:
         # A page has buttons in place of a legend.
         legend = {"title": None, "symbolOpacity": 1, "symbolDash": [1, 0]} if has_legend and is_shown else None
         # One domain for stroke, fill and shape: Vega-Lite joins their legends into one.
-        scale = {"domain": names, "range": list(values)}
+        scale = {"domain": list(known), "range": list(values)}
         return {"field": "s", "type": "nominal", "scale": scale, "legend": legend}
 
     colours = [f"var(--m{look.place})" for look in known.values()]

@@ -218,8 +218,7 @@ def points_of(
         seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
         seed_key = json.dumps([record.seed, seeds], sort_keys=True, default=str)
         # The command draws fresh noise, also where this run had noise from a seed.
-        fresh = re.sub(r" --set noise=seeded(?= |$)", "", command)
-        runs.setdefault(key, {})[seed_key] = (record, fresh)
+        runs.setdefault(key, {})[seed_key] = (record, re.sub(r" --set noise=seeded(?= |$)", "", command))
     points = []
     for repetitions in runs.values():
         of_point = sorted(repetitions.values(), key=lambda run: run[0].seed)
@@ -277,8 +276,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def is_seeded(config: Mapping[str, Any]) -> bool:
     """Return True if any noise of a configuration (nested or by dotted names) comes from a seed, and so is not
     private."""
-    leaves = flattened(dict(config))
-    return any(value == "seeded" and path.split(".")[-1] == "noise" for path, value in leaves.items())
+    return any(value == "seeded" and path.split(".")[-1] == "noise" for path, value in flattened(dict(config)).items())
 
 
 def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
@@ -327,11 +325,8 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
     require_one_panel(points)
     have, lacking = defined(points, objectives)
     mask_N = pareto_mask(matrix(have, objectives, guaranteed=True))
-    return Frontier(
-        members=tuple(itertools.compress(have, mask_N)),
-        dominated=tuple(itertools.compress(have, ~mask_N)),
-        undefined=tuple(lacking),
-    )
+    members, dominated = (tuple(itertools.compress(have, chosen_N)) for chosen_N in (mask_N, ~mask_N))
+    return Frontier(members=members, dominated=dominated, undefined=tuple(lacking))
 
 
 def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:

@@ -77,14 +77,13 @@ def findings(points: Sequence[Point]) -> Findings:
 
     compared: list[Point] = []
     methods_by_reason: dict[str, list[str]] = {}
-    names = {"error": "accuracy", "refused": "coverage"}
     for point in points:
         if point.degenerate:
             reason = "degenerate"
         elif point.epsilon_is_data_dependent:
             reason = "ε depends on private votes"
         elif point.num_undefined:
-            words = names | {"disparity": NOTIONS[point.notion].measure}
+            words = {"error": "accuracy", "refused": "coverage", "disparity": NOTIONS[point.notion].measure}
             undefined = [words.get(name, name) for name in frontier.OBJECTIVES if np.isnan(point.value(name))]
             reason = f"{_listed(undefined)} undefined"
         elif math.isinf(point.value("epsilon")):
@@ -211,8 +210,7 @@ def left_out_words(points: Sequence[Point]) -> str:
     }
     names_by: dict[str, list[str]] = {}
     for name, found in by_series(points).items():
-        below = frontier.left_out_by(found, rule=_RULE, best_error=least)
-        if below:
+        if below := frontier.left_out_by(found, rule=_RULE, best_error=least):
             names_by.setdefault(" or ".join(words[b] for b in words if b in below), []).append(name)
     left_out = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in names_by.items())
     return f"Left out: {left_out}." if left_out else ""

@@ -305,14 +305,9 @@ def evaluate(
     rates.joint_table(predictions, groups, labels_N=labels, answered_N=answered, **sizes)
     rates.coverages(groups, answered, num_groups=len(group_names))
     groups, labels = groups.astype(np.int64), labels.astype(np.int64)
+    apart = None if apart_N is None else np.asarray(apart_N, np.bool_)
     shown = shown_records(
-        groups,
-        labels,
-        answered,
-        least=least_cell,
-        num_groups=len(group_names),
-        persons_N=persons_N,
-        apart_N=None if apart_N is None else np.asarray(apart_N, np.bool_),
+        groups, labels, answered, least=least_cell, num_groups=len(group_names), persons_N=persons_N, apart_N=apart
     )
     kept = shown.kept_N
     predicted = np.asarray(predictions)[kept]
@@ -381,11 +376,10 @@ def evaluate(
     for z, name in enumerate(group_names):
         size = int((groups == z).sum())
         if shown.small_G[z] and size >= LEAST_RECORDS and (answered & (groups == z)).sum() < HARDLY_ANY * size:
-            few = f"answers hardly any record of {name}"
-            measured = replace(measured, degenerate=(*measured.degenerate, few))
+            measured = replace(measured, degenerate=(*measured.degenerate, f"answers hardly any record of {name}"))
     published = [joint_GYC]
-    if apart_N is not None:
-        alone = kept & answered & np.asarray(apart_N, np.bool_)
+    if apart is not None:
+        alone = kept & answered & apart
         of_alone = {"labels_N": labels[alone], "groups_N": groups[alone], **sizes}
         published.append(rates.joint_table(np.asarray(predictions)[alone], **of_alone))
     return _without_small_cells(measured, shown, published)

@@ -196,8 +196,7 @@ class Guarantee:
         bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
             return bound
-        why = self.words["why_not_private"]
-        return f"{why}. Nothing is bounded. With fresh noise: {bound[0].lower()}{bound[1:]}"
+        return f"{self.words['why_not_private']}. Nothing is bounded. With fresh noise: {bound[0].lower()}{bound[1:]}"
 
     @property
     def row(self) -> tuple[str, str]:
@@ -371,13 +370,8 @@ class MeasuredClaims:
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
-        fairness = Figure(
-            name=names[0],
-            value=decimal(gap.value),
-            word=word,
-            mood=_FAIR_MOODS[fair],
-            details=tuple(filter(None, details)),
-        )
+        told = tuple(filter(None, details))
+        fairness = Figure(name=names[0], value=decimal(gap.value), word=word, mood=_FAIR_MOODS[fair], details=told)
 
         none = ("No test record is answered.",)
         accuracy = Figure(name=names[1], value="undefined", word="Undefined", mood="bad", details=none)
@@ -493,13 +487,8 @@ class RunStatement(MeasuredClaims):
         else:
             fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
             details = ["Nothing is protected.", fresh]
-        privacy = Figure(
-            name="Privacy budget ε",
-            value=words["epsilon"],
-            word=upper(private),
-            mood=mood,
-            details=tuple(filter(None, details)),
-        )
+        told = tuple(filter(None, details))
+        privacy = Figure(name="Privacy budget ε", value=words["epsilon"], word=upper(private), mood=mood, details=told)
         return privacy, *super().figures
 
     @property

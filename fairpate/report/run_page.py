@@ -13,7 +13,6 @@ so that a reader's dark theme applies to them too.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import count, counted, delta_text, epsilon_text, percent, render
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
 from fairpate.report import records
-from fairpate.report.figures import SHAPES, chart_config
+from fairpate.report.figures import SHAPES, chart_config, settings_words
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
 from fairpate.types import REMARKS, TELLS_SIZE, FloatArray, GateRule, restored
@@ -632,10 +631,7 @@ class Card:
             ("Licence", data.licence or unknown),
         ]
         if data.options is not None:
-            options = (
-                f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-                for name, value in data.options.items()
-            )
+            options = (f"{name}: {value}" for name, value in settings_words(data.options).items())
             rows += [("Read with", ", ".join(options) or "no options"), ("Seed of the split", str(data.split_seed))]
         return rows
 

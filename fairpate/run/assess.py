@@ -455,9 +455,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         path = Path(table)
         if not path.is_file():
             raise UsageError(f"{path}: not found; give a CSV, Parquet or Feather file of predictions.")
-        separator, encoding = layout_of(path, with_rows=True)
         title = path.name
-        batches = read_batches(path, title, wanted=columns, separator=separator, encoding=encoding)
+        batches = read_batches(path, title, layout_of(path, with_rows=True), wanted=columns)
     else:
         title = "the table"
         frame = pa.table(dict(table)) if isinstance(table, Mapping) else pa.Table.from_pandas(table)
