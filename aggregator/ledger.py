@@ -113,19 +113,16 @@ class Charge:
     asker: Asker
     at_s: float
 
-    @property
-    def verdict(self) -> str:
-        """``answer``, or the step that refused the query; ``open`` for a query without an outcome."""
-        return "open" if self.outcome is None else self.outcome.verdict
-
-    @property
-    def label(self) -> int | None:
-        """The label that was released; None for a query that was refused or has no outcome."""
-        return None if self.outcome is None else self.outcome.label
-
     def to_json(self) -> dict[str, Any]:
-        """Return the charge as a dictionary of plain values, one row of an export."""
-        row: dict[str, Any] = {name: getattr(self, name) for name in ("number", "key", "group", "verdict", "label")}
+        """Return the charge as a dictionary of plain values, one row of an export.
+
+        ``verdict``: ``answer``, or the step that refused the query; ``open`` for a query without an outcome. ``label``
+        is None for a query that was refused or has no outcome.
+        """
+        row: dict[str, Any] = {name: getattr(self, name) for name in ("number", "key", "group")}
+        row |= {"verdict": "open", "label": None}
+        if self.outcome is not None:
+            row |= {"verdict": self.outcome.verdict, "label": self.outcome.label}
         return row | {"votes": self.votes, **self.asker._asdict(), "at_s": self.at_s}
 
 

@@ -90,6 +90,7 @@ LARGEST = 1e12
 # Tables of results hold seeds as int64.
 _LARGEST_INT, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Count = Annotated[int, Field(gt=0, le=_LARGEST_INT)]
@@ -193,7 +194,7 @@ class HashedSplit(Section):
     """The shares of test and validation records in a split by a keyed hash."""
 
     test_share: float = Field(0.25, gt=0, lt=1, description="Expected share of test records.")
-    validation_share: float = Field(0.0, ge=0, lt=1, description="Expected share of validation records.")
+    validation_share: BelowOne = Field(0.0, description="Expected share of validation records.")
 
     _from_text = model_validator(mode="before")(lambda values: {} if values == "hashed" else values)
     refused: ClassVar[Refused] = {
@@ -253,13 +254,11 @@ class AugmentConfig(Section):
     and student."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
-    translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
-    scale_fraction: float = Field(0.0, ge=0, lt=1, description="Zoom uniform in [1 - s, 1 + s].")
+    translation_fraction: BelowOne = Field(0.0, description="Largest shift, as a share of width and height.")
+    scale_fraction: BelowOne = Field(0.0, description="Zoom uniform in [1 - s, 1 + s].")
     shear_degrees: float = Field(0.0, ge=0, lt=90, description="Angle of a random shear, uniform in [-s, s].")
-    elastic_fraction: float = Field(
+    elastic_fraction: BelowOne = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="Bends the image by a coarse grid whose points shift by at most this share of a side.",
     )
     channel_swap: Fraction = Field(0.0, description="Probability of a random permutation of the channels.")
@@ -316,9 +315,7 @@ class NetworkConfig(Section):
     @property
     def widths(self) -> tuple[int, ...]:
         """The widths of the hidden layers: the value of ``hidden``, or its default for this architecture."""
-        if self.hidden is not None:
-            return self.hidden
-        return (32,) if self.name == "cnn" else (64,)
+        return self.hidden if self.hidden is not None else (32,) if self.name == "cnn" else (64,)
 
 
 class BackboneConfig(Section):
@@ -371,7 +368,7 @@ class LoopConfig(Section):
 class FitConfig(LoopConfig, TrainingConfig):
     """The settings of one training by stochastic gradient descent: those of its loop and of its optimiser."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: BelowOne = 0.0
 
 
 class LearningConfig(Section):
@@ -387,7 +384,7 @@ class StudentConfig(LearningConfig):
     model: NetworkConfig = NetworkConfig()
     idp3: types.GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
     fit: LoopConfig = LoopConfig()
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: BelowOne = 0.0
 
 
 LEARNING_FIELDS = (

@@ -76,6 +76,8 @@ _LARGE_BYTES_PER_S = 10e6
 _MAX_BUCKETS = 4096
 
 Role = Literal["analyst", "operator"]
+Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
+"""Why a service does not answer new queries."""
 
 
 class Body(BaseModel):
@@ -111,7 +113,7 @@ class Health(Body):
     """The body of a readiness check: `ok` if the service answers new queries, else `failing` with the reasons."""
 
     status: Literal["ok", "failing"]
-    reasons: list[Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]]
+    reasons: list[Reason]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -652,13 +652,14 @@ _PING_INTERVAL_S, _HANG_TIMEOUT_S = 1.0, 5.0
 BESIDE_WORK = "signs of life"
 
 
-class ServingActor:
-    """A Ray actor that answers requests from blocks of data that it loads once. ``answer_from(sources)`` loads the
-    blocks, and returns the function that computes an answer from them."""
+AnswerFrom = Callable[[Sequence[Any]], Callable[..., Any]]
+"""Loads blocks of data; returns the function that computes an answer from them."""
 
-    def __init__(
-        self, answer_from: Callable[[Sequence[Any]], Callable[..., Any]], torch_threads: int, *sources: Any
-    ) -> None:
+
+class ServingActor:
+    """A Ray actor that answers requests from blocks of data that it loads once."""
+
+    def __init__(self, answer_from: AnswerFrom, torch_threads: int, *sources: Any) -> None:
         torch.set_num_threads(torch_threads)
         self._answer = answer_from(sources)
 
@@ -676,14 +677,7 @@ class _ServingActors:
     They serve until :meth:`close`; an actor that dies earlier is restarted.
     """
 
-    def __init__(
-        self,
-        answer_from: Callable[[Sequence[Any]], Callable[..., Any]],
-        sources: Iterable[Any],
-        config: RayConfig,
-        *,
-        num_gpus: float,
-    ) -> None:
+    def __init__(self, answer_from: AnswerFrom, sources: Iterable[Any], config: RayConfig, *, num_gpus: float) -> None:
         import ray
 
         options: dict[str, Any] = {
@@ -862,13 +856,11 @@ class RayNeighbourhood(_ServingActors):
     def __init__(
         self, blocks: Sequence[Voters], *, count: int, sampling_rate: float, seed: int | None, config: RayConfig
     ) -> None:
-        super().__init__(
+        def searcher(own: Sequence[Voters]) -> Callable[..., Nearest]:
             # The sampler is made in the actor: its lock and its state belong to one process.
-            lambda own: LocalNeighbourhood(own, count=count, sampler=Sampler(sampling_rate, seed)).nearest,
-            blocks,
-            config,
-            num_gpus=0,
-        )
+            return LocalNeighbourhood(own, count=count, sampler=Sampler(sampling_rate, seed)).nearest
+
+        super().__init__(searcher, blocks, config, num_gpus=0)
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
         """Draw a new sample of the records for each query, and return the ``count`` sampled records nearest to it.

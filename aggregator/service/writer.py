@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ from aggregator.session import (
     Reply,
 )
 from aggregator.store import DeposedError, LedgerError, UnreachableError
-from fairpate.http_server import KnownCaller
+from fairpate.http_server import KnownCaller, Reason
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
 from fairpate.types import IntArray, UserError
@@ -305,7 +305,6 @@ class Verification:
             self._writer.fail(books, str(fault))
 
 
-Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
 # The remedies on the page name these two times.
 _STUCK_S = 120.0
 _STALE_S = 30.0

@@ -96,9 +96,7 @@ class Split:
     def person_N(self) -> Tensor | None:
         """The number (N,) of each record's person: persons are counted from 0 in order of first appearance. None if
         records are protected."""
-        if not self.person_id:
-            return None
-        return torch.from_numpy(Names(self.person_id).numbered())
+        return torch.from_numpy(Names(self.person_id).numbered()) if self.person_id else None
 
     def take(self, indices: Tensor | Sequence[int], x: Tensor | None = None) -> Split:
         """Return the records at ``indices`` as a new split, in that order; ``x``: their features, if the caller already

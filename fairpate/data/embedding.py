@@ -553,12 +553,8 @@ class Prototypes:
             )
         # From a public seed and public records, so that a resumed run computes the same prototypes.
         clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(embedded)
-        return cls(
-            embed=embed,
-            centres=clusters.cluster_centers_,
-            coordinates_MD=embedded,
-            prototype_M=clusters.labels_.astype(np.int64),
-        )
+        prototype_M = clusters.labels_.astype(np.int64)
+        return cls(embed=embed, centres=clusters.cluster_centers_, coordinates_MD=embedded, prototype_M=prototype_M)
 
     def nearest(self, x: Tensor) -> IntArray:
         """Return the index (N,) of the nearest prototype of every record in ``x`` (N, ...); it depends on that record

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,6 @@ from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import codes, read_table, require_columns
 from fairpate.files import cache_dir
 from fairpate.types import DataError, DataSettingsError, IntArray, torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CACHE_VERSION = 2  # raise it with any change that decodes the same archive to other pixels
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -332,21 +329,13 @@ def load_utkface(request: Request) -> LoadedRecords:
 
 
 def _of_pictures(
-    request: Request,
-    pictures: Pictures,
-    names: Sequence[str],
-    *,
-    record_id: Sequence[str],
-    y: Tensor,
-    z: Tensor,
-    unit_id: Sequence[str] = (),
-    mode: Mode = "RGB",
-    **facts: Any,
+    request: Request, pictures: Pictures, names: Sequence[str], *, mode: Mode = "RGB", **facts: Any
 ) -> LoadedRecords:
-    """Return the records of the pictures ``names``, decoded at the requested size."""
+    """Return the records of the pictures ``names``, decoded at the requested size; ``facts`` are fields of
+    :class:`LoadedRecords` and of its records."""
     pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
-    records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
-    return LoadedRecords(kind="image", records=records, mapped=pixels, **facts)
+    own = {name: facts.pop(name) for name in ("y", "z", "record_id", "unit_id") if name in facts}
+    return LoadedRecords(kind="image", records=Split(x=pixels.x, **own), mapped=pixels, **facts)
 
 
 def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:

@@ -28,7 +28,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -374,10 +374,6 @@ class FeatureCode:
     at_least: float | None = None
     below: float | None = None
     place: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that are not None as a JSON mapping."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:

@@ -36,6 +36,7 @@ from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
 from fairpate.types import REMARKS, TELLS_SIZE, FloatArray, GateRule, restored
 
+Values = Mapping[str, Any]
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
 _CHART_CONFIG = {
     **chart_config(12),
@@ -92,15 +93,9 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
 
 
 def histogram(
-    edges: Sequence[float],
-    stacks: Mapping[str, Sequence[int]],
-    *,
-    x_label: str,
-    y_label: str,
-    title: str,
-    ticks: Sequence[float],
+    edges: Sequence[float], stacks: Mapping[str, Sequence[int]], *, x_label: str, title: str, ticks: Sequence[float]
 ) -> Markup:
-    """Return an SVG drawing of a stacked histogram.
+    """Return an SVG drawing of a stacked histogram of queries.
 
     ``edges``: the ends of the bins. ``stacks`` maps the colour of each part of the bars (a variable of the style sheet)
     to its counts in the bins.
@@ -142,17 +137,11 @@ def histogram(
         "order": {"field": "order"},
     }
     bars = {"mark": {"type": "bar", "binSpacing": 0, "stroke": "var(--paper)", "strokeWidth": 1}}
-    return _drawn(rows, place, [bars], y_label=y_label, title=title, definitions=_HATCH.format(hatch))
+    return _drawn(rows, place, [bars], y_label="queries", title=title, definitions=_HATCH.format(hatch))
 
 
 def _drawn(
-    rows: Sequence[Mapping[str, Any]],
-    place: Mapping[str, Any],
-    layers: Sequence[Mapping[str, Any]],
-    *,
-    y_label: str,
-    title: str,
-    definitions: str = "",
+    rows: Sequence[Values], place: Values, layers: Sequence[Values], *, y_label: str, title: str, definitions: str = ""
 ) -> Markup:
     import vl_convert
 
@@ -376,8 +365,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         stacks: dict[str, list[int]] = {
             each: np.histogram(100 * share_Q[outcomes_Q == each], bins=edges)[0].tolist() for each in records.OUTCOMES
         }
-        ticks = range(0, 101, 20)
-        return histogram(edges.tolist(), stacks, x_label=x_label, y_label="queries", title=title, ticks=ticks)
+        return histogram(edges.tolist(), stacks, x_label=x_label, title=title, ticks=range(0, 101, 20))
 
     by_group = []
     for group, name in enumerate(names):

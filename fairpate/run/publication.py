@@ -464,5 +464,7 @@ def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, An
             "other": "1 where the text is none of values, else 0",
             "band": "1 where at_least <= v < below, else 0; a last band has no below",
         },
-        "features": [code.to_json() for code in dataset.feature_codes],
+        "features": [
+            {name: value for name, value in asdict(code).items() if value is not None} for code in dataset.feature_codes
+        ],
     }
