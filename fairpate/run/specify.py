@@ -72,7 +72,7 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon >= 0:
-            raise ValueError(f"epsilon: expected a number of at least 0, got {self.epsilon}; give such as 1.0.")
+            raise ValueError(f"epsilon: expected a number of at least 0, got {self.epsilon}; give a limit such as 1.0.")
         for name in ("disparity", "coverage", "accuracy"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
@@ -81,7 +81,9 @@ class Demand:
             if name not in NOTIONS:
                 raise ValueError(f"fairness: {name!r} is not a notion of fairness; give one of {', '.join(NOTIONS)}.")
             if not 0 <= limit <= 1:
-                raise ValueError(f"fairness: {name}: expected a limit between 0 and 1, got {limit}; give such as 0.1.")
+                raise ValueError(
+                    f"fairness: {name}: expected a limit between 0 and 1, got {limit}; give a limit such as 0.1."
+                )
         if self.disparity is not None and DEFAULT in self.fairness:
             raise ValueError(
                 f"disparity: limits the same gap as fairness {DEFAULT}, but both were given; leave one of them out."
@@ -105,9 +107,9 @@ class Demand:
 class Offer:
     """One configuration of a comparison (``point``) compared with a demand, the user's limits.
 
-    ``missed``: for each limit that is not met, by which share of the limit the value misses it; an epsilon is rounded
-    up before, as it is published. ``distance``: the largest of these shares, so 0.1 means that a limit is missed by 10
-    %; 0 if all limits are met. ``seeds_met``: the number of seeds whose own run meets every limit.
+    ``missed``: for each limit that is not met, by which share of the limit the value misses it. The value of epsilon is
+    the published one, which is rounded up. ``distance``: the largest of these shares, so 0.1 means that a limit is
+    missed by 10 %; 0 if all limits are met. ``seeds_met``: the number of seeds whose own run meets every limit.
     """
 
     point: Point

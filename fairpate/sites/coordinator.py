@@ -46,9 +46,9 @@ RawBody = Annotated[bytes, Depends(_body)]
 class CoordinatorSums:
     """Computes the noisy sums of a release together with the sites, which send their messages to its HTTP application.
 
-    An object of this class is called once for each sum in the plan's order, and waits for the sites. ``wait_s`` is how
-    long it waits for missing sites before it closes a list of sites without them. If too few sites answer for one sum,
-    the plan has ended for good.
+    An object of this class is called once for each sum in the plan's order, and waits for the sites. A sum has several
+    steps, in each of which every site sends one message. ``wait_s`` is how long a step waits for missing sites before
+    the sum continues without them. If too few sites answer in one step, the plan has ended for good.
     """
 
     def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
@@ -147,8 +147,8 @@ class CoordinatorSums:
                 404,
                 "number",
                 number,
-                f"Only {len(self._machines)} of {len(self._plan.sums)} sums have begun; give a smaller number, or "
-                "try later.",
+                f"Only {len(self._machines)} of {len(self._plan.sums)} sums have begun; give the number of one of "
+                "them, counted from 0, or try later.",
             )
         return self._machines[number]
 
@@ -180,7 +180,7 @@ class CoordinatorSums:
                 422,
                 "place",
                 place,
-                f"The plan has {len(self._plan.sites)} sites, numbered from 0; give the number of one.",
+                f"The plan has {len(self._plan.sites)} sites, numbered from 0; give the number of one of them.",
             )
 
     def _refuse_if_ended(self, machine: Coordinator | None = None) -> None:
@@ -194,8 +194,8 @@ class CoordinatorSums:
             )
 
     def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
-        """Accept the message of site ``place`` for the protocol's ``step`` (`hello`, `masked`, `agreed` or `shares`) in
-        sum ``number``."""
+        """Accept the message that site ``place`` sends in sum ``number`` for the protocol's ``step`` (`hello`,
+        `masked`, `agreed` or `shares`)."""
         machine = self._machine(number)
         if step not in STEPS:
             raise FaultError(
@@ -213,12 +213,16 @@ class CoordinatorSums:
         return _bytes(b"")
 
     def listed(self, number: int, name: str, place: int) -> Response:
-        """Answer site ``place`` with the list of sites ``name`` (`members`, `survivors` or `agreement`) of sum
-        ``number``, or with the sum; status 202 while the list is open."""
+        """Answer site ``place`` with the noisy sum ``number`` or with one of its lists of sites; status 202 while the
+        list is open. ``name``: `members` (the participants), `survivors` (sites that sent masked numbers), `agreement`
+        (survivors that signed the list of survivors) or `sum`."""
         machine = self._machine(number)
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
             raise FaultError(
-                404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum, and a site's number."
+                404,
+                "path",
+                f"{name}/{place}",
+                "The path must end in members, survivors, agreement or sum, and a site's number; correct the path.",
             )
         with self._changed:
             found = machine.listed(name, place)
