@@ -237,8 +237,7 @@ class Reporter:
         that loops report through :func:`fairpate.types.tell`.
 
         Yields the function ``advance(done, total)``, which reports progress. A stage that takes less than
-        ``patience_s`` is not shown. With a quiet reporter, ``advance`` reports to the listener around this block, if
-        any.
+        ``patience_s`` is not shown. A quiet reporter shows nothing: its ``advance`` is :func:`fairpate.types.tell`.
         """
         if self.console.quiet:
             yield tell

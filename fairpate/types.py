@@ -263,10 +263,11 @@ class LabelledSet:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryOutcomes:
-    """The numbers of queries by outcome. Outcomes are released, so counting them has no privacy cost.
+    """The number of submitted queries, and how many of them were answered or refused by each step. Outcomes are
+    released, so counting them has no privacy cost.
 
-    ``epsilon_submitted`` is the epsilon of all queries in the ledger at their full cost. Queries that were refused
-    before a vote cost nothing, but they are counted too, because their number depends on the released labels. So are
+    ``epsilon_submitted`` is the epsilon of all queries in the ledger at their full cost. It includes queries that were
+    refused before a vote and so cost nothing, because their number depends on the released labels. It also includes
     queries that a crash left without an outcome.
     """
 
@@ -495,8 +496,8 @@ class Later:
     """A stand-in for a library that takes a second to import: the library is imported when one of the stand-in's
     attributes is first used.
 
-    ``from fairpate.types import torch`` instead of ``import torch`` keeps commands that do not train fast. A module
-    that needs a class of the library as a base class, or one of its decorators, has to import the library itself,
+    With ``from fairpate.types import torch`` instead of ``import torch``, commands that do not train start fast. A
+    module that needs a class of the library as a base class, or one of its decorators, has to import the library itself,
     because it needs them already while it is imported. Attributes are not cached, so that a test may replace one in the
     library.
     """

@@ -253,10 +253,12 @@ def _fixmatch(
     on_progress: ProgressCallback,
     penalty: fit.Penalty | None,
 ) -> nn.Module:
-    """Train ``model`` by FixMatch (semi-supervised learning from weakly and strongly augmented images) and return it.
+    """Train ``model`` by FixMatch (semi-supervised learning from weakly and strongly augmented images), and return a
+    model with the moving average of its weights.
 
-    An epoch visits every record at least once: of answered and unlabelled records, the fewer are repeated. Both losses
-    have the same weight, and a batch has four unlabelled records for each answered one.
+    A batch has four unlabelled records for each answered one. An epoch visits every record at least once; if answered
+    or unlabelled records run out first, they are repeated. The supervised and the unsupervised loss have the same
+    weight.
     """
 
     def endless(total: int, batch_size: int) -> Iterator[Tensor]:

@@ -431,8 +431,8 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
     """Return the engine that trains teachers of this model faster on this device: ``stacked`` (all at once) or ``loop``
     (one by one).
 
-    Networks whose convolutions are trained use ``loop`` on a CPU. On a GPU only residual and densely connected networks
-    do, as one of them keeps the device busy. All other models are stacked. The choice follows measurements on two CPU
+    ``loop`` is for networks whose convolutions are trained: for all of them on a CPU, and on a GPU only for residual
+    and densely connected networks, because a single one keeps the GPU busy. All other models are stacked. The choice follows measurements on two CPU
     cores and on an H100 (docs/scaling.md).
     """
     trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"

@@ -185,8 +185,9 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     def fail(self, books: Books, failure: str) -> None:
-        """Stop writing the ledger because of ``failure``, a fault that was found in the ledger of ``books``. Do nothing
-        if the writer has opened the ledger again, with new books. The next :meth:`call` opens it again."""
+        """Stop writing the ledger because of ``failure``, a fault that was found in the ledger of ``books``; the next
+        :meth:`call` opens the ledger again. Do nothing if ``books`` are not in use any more, because the writer has
+        opened the ledger again already."""
         if books is self.books and not self.failure:
             self.failure = failure
 
@@ -315,7 +316,8 @@ _SHARED_S = 0.2  # anonymous callers that ask often cause one probe in this time
 
 @dataclass(eq=False)
 class Probe:
-    """Runs a check that may hang on a separate thread, one at a time, for all callers that wait for its result.
+    """Runs a check on a separate thread, because it may hang, and lets callers wait for its result. Callers that come
+    while it runs wait for the same run.
 
     Use it from one event loop. The function ``check`` raises an error if the part that it checks has failed.
     """

@@ -253,8 +253,8 @@ def _rank(found: Offer) -> tuple[float, ...]:
 
 
 def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer:
-    """Choose the configuration that meets ``demand`` best among the ``source`` points, and look up this configuration,
-    and all on the Pareto frontier of the source, among the ``target`` points."""
+    """Return how a configuration that is chosen on one data set performs on another. The choice is the point of
+    ``source`` that meets ``demand`` best; it is looked up in ``target``, like all points on the source's frontier."""
     # On each side the same rule chooses, so that the difference is that of the data sets.
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
@@ -544,7 +544,7 @@ def _notes(point: Point) -> list[str]:
 
 def _transfer_parts(source: Panel, target: Panel, moved: Transfer, notions: Sequence[NotionName]) -> list[Any]:
     """Return the printed lines on how the configuration and the frontier of one data set (``source``) perform on
-    another (``target``); ``moved`` has the numbers."""
+    another (``target``), as measured by :func:`transfer` (``moved``)."""
     if moved.chosen is None:
         lines = ["nothing to choose: no configuration has all objectives defined."]
     elif moved.there is None:

@@ -66,12 +66,13 @@ class PlannedSum:
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlan:
-    """The plan of a release over sites, the same for all parties. ``content`` are the bytes of its file.
+    """The plan of a release from the records of several sites, the same for all parties. ``content`` are the bytes of
+    its file.
 
     ``settings`` are the method's configuration without paths; ``events`` have the form that privacy statements use;
     ``public_arrays`` and ``embedding`` are digests; ``sites`` maps names of sites to public keys, in order.
-    ``test_events`` give the cost of a last sum over test records, which no other sum reads; it is empty if the plan has
-    no such sum.
+    ``test_events`` are the privacy events of a last sum over test records, which are read by no other sum; it is empty
+    if the plan has no such sum.
     """
 
     id: str
@@ -362,11 +363,12 @@ def make_plan(
 def config_of(
     plan: SitePlan, declaration: Path, *, data_dir: Path | None = None, out: Path | None = None, own: Sequence[str] = ()
 ) -> ReleasingMethod:
-    """Return the plan's configuration with the paths of one party's files, and with ``own``, its settings
-    ``ray.FIELD=VALUE`` for workers.
+    """Return the plan's configuration with the paths of one party's files, and with ``own``, the party's settings
+    ``ray.FIELD=VALUE`` for its workers.
 
-    PlanError for a declaration other than the plan's, and for a setting in ``own`` other than those of ``ray``.
-    ConfigError for a plan that names code which the operator has not allowed.
+    ``declaration`` is the YAML file that describes the data set. PlanError if it is not the one that the plan names,
+    or if ``own`` has a setting other than those of ``ray``. ConfigError for a plan that names code which the operator
+    has not allowed.
     """
     from fairpate.methods.base import ReleasingMethod, configured, find_method, require_trusted
 

@@ -70,8 +70,8 @@ class SumError(UserError):
 
 
 class LateError(SumError):
-    """A site's message came after the coordinator closed the list of sites that sent this kind, or differs from an
-    earlier one; the sum continues without it."""
+    """A site's message came after its step of the protocol had ended, or differs from the message that the site sent
+    earlier for this step; the sum continues without it."""
 
 
 class Store(Protocol):

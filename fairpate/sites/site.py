@@ -152,12 +152,12 @@ def _words(reply: httpx.Response) -> str:
 
 
 class Messenger:
-    """The part of a site that needs no records: it asks the operator, keeps the site's journal of sent messages, and
-    talks to the coordinator.
+    """The part of a site that needs no records: it asks the operator for consent, keeps the site's journal of sent
+    messages, and talks to the coordinator.
 
-    :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
-    When :func:`take_part` starts again, sums and a model that are known already are returned without waiting.
-    ``source`` draws the site's noise; None: from the operating system's entropy.
+    :func:`take_part` calls ``agree``, ``begin``, then ``sum`` for each sum in the plan's order, ``model`` and
+    ``leave``. If :func:`take_part` is started again, the sums and the model that are known already are returned without
+    waiting. ``source`` draws the site's noise; None: from the operating system's entropy.
     """
 
     def __init__(
@@ -186,10 +186,10 @@ class Messenger:
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
         """Open the site's journal in the file ``path``; return whether an earlier process began to charge the plan.
 
-        ``charge`` charges the whole plan to the site's odometer, the total cost of all releases on its records. In the
-        folder ``begun``, next to the odometer, a file is named by the id of the journal that this site uses for the
-        plan. ``records`` is a digest of the site's private records. SumError if the site began the plan with another
-        journal or with other records.
+        ``charge`` charges the whole plan to the site's odometer, the total cost of all releases on its records.
+        ``begun`` is a folder next to the odometer, in which an empty file is named after the journal that this site
+        uses for the plan: a second journal is refused. ``records`` is a digest of the site's private records. SumError
+        if the site began the plan with another journal or with other records.
         """
         if not self._has_begun:
             self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
@@ -370,8 +370,8 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
 
 
 def in_processes(part: Part, messenger: Messenger) -> Path | None:
-    """Run :func:`take_part` in one process after another, and return its result. None of these processes runs while
-    ``messenger`` waits for other sites, so that little memory is used."""
+    """Run :func:`take_part` in a separate process, and return its result. To save memory, the process is ended while
+    ``messenger`` waits for other sites; then a new process starts :func:`take_part` again, which continues."""
     # Spawned, not forked: a copy of this process would hold its connections and its journal.
     context = get_context("spawn")
     while True:
@@ -485,8 +485,8 @@ def join(
 
 
 def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
-    """Run the plan's method without private records to check the plan, compute this site's tables, and write the
-    results to a run folder. Return this folder, or None if the operator did not agree."""
+    """Take part in a plan as one site: check the plan by a rehearsal without private records, compute this site's
+    tables, and write the results to a run folder. Return this folder, or None if the operator did not agree."""
     from fairpate.methods.base import price
     from fairpate.methods.pate import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
