@@ -497,9 +497,9 @@ class Later:
     attributes is first used.
 
     With ``from fairpate.types import torch`` instead of ``import torch``, commands that do not train start fast. A
-    module that needs a class of the library as a base class, or one of its decorators, has to import the library itself,
-    because it needs them already while it is imported. Attributes are not cached, so that a test may replace one in the
-    library.
+    module that needs a class of the library as a base class, or one of its decorators, has to import the library
+    itself, because it needs them already while it is imported. Attributes are not cached, so that a test may replace
+    one in the library.
     """
 
     def __init__(self, library: str) -> None:

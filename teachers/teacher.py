@@ -432,8 +432,8 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
     (one by one).
 
     ``loop`` is for networks whose convolutions are trained: for all of them on a CPU, and on a GPU only for residual
-    and densely connected networks, because a single one keeps the GPU busy. All other models are stacked. The choice follows measurements on two CPU
-    cores and on an H100 (docs/scaling.md).
+    and densely connected networks, because a single one keeps the GPU busy. All other models are stacked. The choice
+    follows measurements on two CPU cores and on an H100 (docs/scaling.md).
     """
     trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))

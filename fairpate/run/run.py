@@ -419,7 +419,8 @@ def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: 
     """Return, in words, why a student cannot learn more than the most common class from noisy labels, even if all
     voters are right; None if it may learn more.
 
-    ``voting``: the number of labels, the votes that decide a label, and their noise. ``majority``: the share of the most common class; if it is None, all classes are assumed to be equally common.
+    ``voting``: the number of labels, the votes that decide a label, and their noise. ``majority``: the share of the
+    most common class; if it is None, all classes are assumed to be equally common.
     """
     # All voters agree: no other votes survive the noise more often.
     agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
