@@ -258,8 +258,8 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
-    """Verify ``content``, read from the audit log ``log``, line by line; yield after each line the end of the log up to
-    it."""
+    """Verify ``content``, read from the audit log ``log``, line by line. Yield, for each line, the :class:`LogEnd` of a
+    log that ends with this line."""
     end = START
     for number, (values, chain) in enumerate(_verified(content, f"{log}: line"), start=1):
         try:

@@ -424,7 +424,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             ) from error
 
     def close(self, *_: object) -> None:
-        """Close the ledger's files or its database connection, then its anchor; safe to call twice."""
+        """Close the ledger's files or its database connection, then its anchor (a copy of the last entry's digest at
+        another place); safe to call twice."""
         self._is_open = False
         # The mark above comes first: no thread begins a write into a store that is being closed.
         self._opened.close()
@@ -539,8 +540,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
     """Read and verify the ledger at ``place``, and return its state; nothing is written.
 
-    LedgerError if an entry's digest is wrong, if the last entry on record in the head file or the ``anchor`` is
-    missing, or if this is not a ledger of the current schema.
+    LedgerError if an entry's digest is wrong, or if this is not a ledger of the current schema. LedgerError also if the
+    ledger lacks the entry that is noted as its last one in the head file next to it, or in the file or database
+    ``anchor``.
     """
     # The anchor first: read after the rows, it may note an entry that a writer appended in between.
     noted = noted_at(anchor)

@@ -223,8 +223,8 @@ class Reporter:
     """The progress display of a command: :meth:`stage` shows a stage with its progress, :meth:`note` prints a line
     under it.
 
-    ``quiet``: display nothing. ``asks``: :meth:`consent` asks the person at the terminal; without it, the method takes
-    consent for granted.
+    ``quiet``: display nothing. ``asks``: True if :meth:`consent` asks the person at the terminal; False if it does
+    nothing, as if the person had agreed.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, asks: bool = False) -> None:

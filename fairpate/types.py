@@ -284,11 +284,13 @@ class PrivacyStatement:
     """The privacy claim that is published with a run of any method.
 
     ``epsilon`` may be published. It holds at ``delta`` for the stated unit and relation; null means that the run has no
-    guarantee. It is the cost of ``events``, computed by ``accounting``. For a run that answers ``queries``, it is the
-    bound that was fixed before the first query, which exceeds ``queries.epsilon_submitted`` only if the number of
-    queries may depend on released labels (queries chosen in rounds, a service). ``noise`` is ``os_entropy``, or says
-    why the run is not private. ``not_protected`` says what the model may reveal without noise. ``epsilon_as_in_paper``
-    is the epsilon as the method's paper computes it, if it was requested; it is not a guarantee.
+    guarantee. It is the cost of ``events``, computed by ``accounting``. ``noise`` is ``os_entropy``, or says why the
+    run is not private. ``not_protected`` says what the model may reveal without noise. ``epsilon_as_in_paper`` is the
+    epsilon as the method's paper computes it, if it was requested; it is not a guarantee.
+
+    ``queries`` counts the queries that a run answered (null for other methods). Then ``epsilon`` is a bound that was
+    fixed before the first query. It exceeds ``queries.epsilon_submitted``, the cost of the queries that were submitted,
+    only if released labels may decide how many queries follow: in a service, or if queries are chosen in rounds.
 
     ``earlier_releases`` is the number of releases on the same data set that were charged to the operator's odometer
     before this one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the
@@ -297,8 +299,8 @@ class PrivacyStatement:
     run was not charged to the odometer or is not private.
 
     ``part_events`` are the events on test records and on validation records. No other event reads these records, so
-    ``epsilon`` is the largest of the costs of training, test and validation records. ``remarks`` qualify the claim in
-    words.
+    ``epsilon`` is the largest of the costs of training, test and validation records. ``tuning_accounted`` is true if
+    ``epsilon`` includes the choice of settings. ``remarks`` qualify the claim in words.
     """
 
     method: str

@@ -397,8 +397,8 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
 
 
 class _Whole(nn.Module):
-    """The whole student (embedding, networks, mixture) as one module for export: maps records, and groups if
-    predictions are replaced by group, to the probabilities of labels."""
+    """A student as one module for export: the embedding of records, the network, and the replacement of predictions by
+    group, if the student has these. Maps records (and groups, if needed) to the probabilities of labels."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()

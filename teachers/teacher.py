@@ -142,8 +142,8 @@ def train_stacked(
 ) -> list[StackedWeights]:
     """Train teachers as one program (the engine ``stacked``), and return each teacher's weights on the CPU.
 
-    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many train together. If it is
-    None, the memory of the CUDA device is the limit; on a CPU, a fixed number of parameters is.
+    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many teachers train together.
+    None means the memory of ``device``, if it is a CUDA device. On a CPU, their number of parameters is limited.
     """
     if memory is None and device.type == "cuda":
         memory = CudaMemory(device)
@@ -329,7 +329,7 @@ class _Stack:
 
         ``is_finite_T`` marks the teachers whose gradients are finite. A GPU's grouped convolution may multiply the
         values of a teacher by zeros for another one, and zero times infinity is NaN, which spreads from the teacher
-        that diverged. To find that teacher, each teacher with other than finite gradients is computed alone.
+        that diverged. To find that teacher, each teacher whose gradients are not finite is computed alone.
         """
         for teacher in torch.nonzero(~is_finite_T).flatten().tolist():
             alone_T = torch.zeros_like(self._kept_T)

@@ -334,7 +334,7 @@ class Probe:
         return self._failed or hangs
 
     async def now(self) -> None:
-        """Run the check, and wait at most two seconds for its result."""
+        """Run the check, unless one has just finished, and wait at most two seconds for its result."""
         under_way = self._under_way
         if under_way is None:
             if time.monotonic() < self._began_s + _SHARED_S:

@@ -235,8 +235,8 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
 
 
 def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:
-    """Return the model card of ``run`` from its published statement, metrics and student, and from the arguments;
-    ``made_on`` is the date on which the run began."""
+    """Return the model card of ``run``. It combines the run's published statement, metrics and student with the
+    arguments. ``made_on`` is the date on which the run began; None if unknown."""
     metrics, student = read_json(run.metrics), read_student_card(run.student)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     orders, unrefused, refusals = metrics.get("orders"), metrics.get("without_refusals"), None
@@ -286,11 +286,12 @@ def write_reports(
     private_population: PrivatePopulation | None = None,
     without_privacy: WithoutPrivacy | None = None,
 ) -> None:
-    """Write the public report of a run, ``public/report.html``; for a run that answered queries (``spending``), write
-    the operator's private report too.
+    """Write the public report of a run, ``public/report.html``; for a run that answered queries, write the operator's
+    private report too.
 
-    ``private_population`` estimates how the student treats the private records; ``without_privacy``, the accuracy
-    without noise, is shown in the private report alone.
+    ``assessment`` has the metrics on test records; ``spending`` has the charges of the answered queries (None: the run
+    answered none). ``private_population`` estimates how the student treats the private records. ``without_privacy``,
+    the accuracy without noise, is shown in the private report alone.
     """
     statement = read_statement(run)
     evaluations, voting = assessment.evaluations, None

@@ -118,8 +118,8 @@ class Release:
 
     @property
     def charged(self) -> Release:
-        """This release with the events whose cost counts towards a limit: those of its plan (all events that were fixed
-        beforehand) if it has one, otherwise those that were released so far."""
+        """This release with the privacy events whose cost counts towards a limit. If it has a plan, they are all events
+        that were fixed beforehand; otherwise they are the events of what was released so far."""
         return replace(self, events=self.plan, plan=(), rdp_A=_NEW) if self.plan else self
 
     @property
@@ -850,8 +850,8 @@ class ReleaseLog:
         raise reason
 
     def _begin(self, path: Path) -> None:
-        """Set the id under which the release in the file ``path`` will be charged, and read the events that were
-        charged under this id before.
+        """Set the id under which the release in the file ``path`` will be charged, and read the privacy events that
+        were charged under this id before.
 
         RunDirectoryError if the run was published: then its release was deleted, and drawing it again would be another
         release.
@@ -905,8 +905,8 @@ class ReleaseLog:
                 self._odometer.record(release, enforce=False)
 
     def shared_remarks(self) -> tuple[str, ...]:
-        """Return remarks for the privacy statement on the releases of other runs from which this run learned, and whose
-        cost is not spent again."""
+        """Return remarks for the privacy statement: one for each release of another run from which this run learned.
+        The cost of such a release is spent only once."""
         if not self._run.released.exists():
             return ()
         origins = dict.fromkeys(read_release(path)[1].id for path in self._run.release_files())
@@ -927,8 +927,8 @@ class ReleaseLog:
         plan: Sequence[Event] | None = None,
         enforce: bool = True,
     ) -> None:
-        """Charge ``events``, everything that the run released or is about to release, to the odometer, and write the
-        run's receipt.
+        """Charge the privacy ``events`` of everything that the run released or is about to release to the odometer, and
+        write the run's receipt, its own record of this charge.
 
         ``noise`` describes the source of the noise (``os_entropy`` if the noise is secret). ``num_queries``: the number
         of queries in the run's ledger; None leaves the stored number unchanged. ``plan``, ``enforce`` and errors as in
@@ -959,8 +959,8 @@ class ReleaseLog:
         )
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
-        """Raise LimitReachedError if ``events``, all fixed beforehand, would exceed a limit of the data set; nothing is
-        stored."""
+        """Raise LimitReachedError if a run with the privacy ``events``, all fixed beforehand, would exceed a limit of
+        the data set; nothing is stored. ``noise`` as in :meth:`record`."""
         with self._odometer.transaction() as database:
             _admitted(database, self.release(events, noise=noise), _rows(database, data=self._data), None)
 
@@ -975,9 +975,9 @@ class ReleaseLog:
         self._planned = tuple(events)
 
     def reserve(self, events: Sequence[Event], *, noise: str) -> None:
-        """Charge ``events`` durably before the noise of the release that causes them is drawn.
+        """Charge the privacy ``events`` of a release durably, before its noise is drawn.
 
-        The events of the finished draw replace this charge. If the draw fails, crashes or never begins, the charge
+        The charge for the finished draw replaces this one. If the draw fails, crashes or never begins, the charge
         stays. LimitReachedError, with nothing charged, if a limit would be exceeded.
         """
         if self._steps and not self._is_reserved:

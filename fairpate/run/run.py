@@ -168,8 +168,9 @@ class Majority:
 
 
 def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVotes | None, Majority | None]:
-    """Return what public records and declarations alone show about a run of ``config``: the expected votes (how many
-    decide a label, with how much noise), and the share of the most common class.
+    """Return what is known about a run of ``config`` from public records and the declaration (the public description)
+    of its data set: the expected votes (how many decide a label, with how much noise), and the share of the most
+    common class.
 
     The votes are None without a public number of private records; the share is None without declared class shares or
     enough labels of public records.
@@ -719,9 +720,10 @@ def statement_of(
     """Return the privacy statement of a trained model.
 
     ``standing``: the total cost with the operator's earlier releases, which is stated if ``config.names_earlier``; None
-    if the release was not charged. ``records_alone``: a person may have several records, but the unit of privacy is a
-    record. ``shared``: remarks on releases from which several runs learn. ``remarks``: further remarks, which come
-    last. ``parts``: the privacy events on test or validation records, which are not among the events of ``trained``.
+    if the release was not charged. ``records_alone``: True if a person may have several records, but the unit of
+    privacy is a record. ``shared``: remarks on releases from which several runs learn. ``remarks``: further remarks,
+    which come last. ``parts``: the privacy events on test or validation records, which are not among the events of
+    ``trained``.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all

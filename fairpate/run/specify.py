@@ -91,8 +91,8 @@ class Demand:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that the user set, by name: least coverage and accuracy, largest epsilon and values of notions of
-        fairness."""
+        """The limits that the user set, by name. The limits on coverage and accuracy are minima; those on epsilon,
+        disparity and other notions of fairness are maxima."""
         named = {name: getattr(self, name) for name in ("epsilon", "disparity", "coverage", "accuracy")}
         return {name: limit for name, limit in named.items() if limit is not None} | dict(self.fairness)
 

@@ -598,8 +598,8 @@ class SweepFolder:
 
 
 def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
-    """Create the folder ``root`` for a sweep, or reopen that of an earlier sweep; results that are found there by the
-    digest of their configuration are used again. Return the paths in it.
+    """Create the folder ``root`` for a sweep, or reopen the folder of an earlier sweep, and return the paths in it.
+    Results in the folder stay there, so that a configuration that has finished need not run again.
 
     RunDirectoryError for a folder that holds something else.
     """

@@ -66,7 +66,8 @@ class CoordinatorSums:
         self._done: set[int] = set()
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Wait for the sites and return the noisy sum of their tables. SumError if the plan has ended.
+        """Wait for the sites and return the noisy sum of their tables. SumError if too few sites answer in time, now or
+        in an earlier call.
 
         Arguments are those of :class:`fairpate.methods.base.NoisySum`; ``exact_RW``, the coordinator's own table, must
         be all zeros.

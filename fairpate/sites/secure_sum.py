@@ -65,8 +65,8 @@ _SEALED = 12 + 2 * _SHARE + 16  # nonce, two shares, tag
 
 
 class SumError(UserError):
-    """A noisy sum over sites failed: a message does not match the plan or an earlier message, or the sum cannot be
-    unmasked."""
+    """A noisy sum over sites failed: a message does not match the plan (the agreed terms) or an earlier message, or the
+    sum cannot be unmasked."""
 
 
 class LateError(SumError):
