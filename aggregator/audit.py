@@ -138,8 +138,8 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains, and
-    ``chain``, the digest of its last line, which covers all lines before."""
+    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains.
+    ``chain`` is the digest of the log's last line, and covers all lines before it."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")

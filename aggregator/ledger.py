@@ -370,9 +370,13 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         number and digest are kept (:mod:`aggregator.store`). ``take_over``: end another process that writes the ledger,
         where the store can.
 
-        LedgerError if no ledger exists and ``create`` is False, if a part of it is missing or belongs to another
-        ledger, if another process writes it, if it cannot be written, if the digest of an entry is wrong, if the last
-        entry on record in the anchor is missing, or if its terms differ from ``terms`` (the message names both values).
+        LedgerError in these cases:
+
+        * No ledger exists and ``create`` is False, or a part of it is missing or belongs to another ledger.
+        * Another process writes the ledger, or it cannot be written.
+        * The digest of an entry is wrong, or the entry that the anchor notes is missing.
+        * Its terms differ from ``terms``; the message names both values.
+
         ValueError for a mechanism that is not registered.
         """
         self.place, self.terms, name = place, terms, store.shown(place)
@@ -554,8 +558,8 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
     """Verify the stored entries of an open ledger, in slices of half a millisecond; yield after each slice the number
     of entries verified so far.
 
-    Edited, missing and lost entries are found, and also entries whose digests were all computed again with the ledger's
-    key: the last entry must be the one that this process wrote. LedgerError if an entry was changed or removed,
+    Edited, missing and lost entries are found. A ledger whose digests were all computed again with its key is found
+    too, because the last entry must be the one that this process wrote. LedgerError if an entry was changed or removed,
     UnreachableError if entries cannot be read now. Iterate to the end in one thread, at any pace.
     """
     # Up to the present end: what is appended meanwhile is verified in the next round.

@@ -168,8 +168,8 @@ class Budget:
 
     A budget of the kind ``data_independent`` ends before the data-independent cost of the submitted queries exceeds
     (``epsilon``, ``delta``). One of the kind ``query_count`` ends after ``max_queries`` queries. One of the kind
-    ``data_dependent`` limits the cost that depends on votes, as the PATE papers do: the query at which it ends is a
-    function of private votes, and leaks information about them. ``delta`` is also the delta at which costs are stated.
+    ``data_dependent`` limits the data-dependent cost, as the PATE papers do. The query at which it ends depends on
+    private votes, and so leaks information about them. ``delta`` is also the delta at which costs are stated.
     """
 
     kind: BudgetKind
@@ -499,8 +499,8 @@ class Later:
     attributes is first used.
 
     With ``from fairpate.types import torch`` instead of ``import torch``, commands that do not train start fast. A
-    module that needs a class of the library as a base class, or one of its decorators, has to import the library
-    itself, because it needs them already while it is imported. Attributes are not cached, so that a test may replace
+    module that uses a base class or a decorator of the library has to import the library itself, because it needs the
+    library while it is imported. Attributes are not cached, so that a test may replace
     one in the library.
     """
 

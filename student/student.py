@@ -475,8 +475,8 @@ def _check(graph: bytes, student: Student, records: Tensor, groups: IntArray | N
     """Raise PortableError unless the ONNX ``graph`` predicts the same as the student, for one record and for all
     ``records``.
 
-    For a randomised student, the predictions of at most one record in a hundred may differ: its probabilities depend on
-    the network's most likely label, and rounding may decide a tie between labels differently.
+    For a randomised student, the predictions of at most one record in a hundred may differ. Its probabilities depend on
+    the network's most likely label, and rounding may decide a tie between two labels differently.
     """
     import onnxruntime
 

@@ -554,8 +554,8 @@ def start_ray(config: RayConfig) -> Iterator[None]:
 def _private_to_this_process() -> Iterator[None]:
     """Restrict a Ray that is started inside the block to this machine, and protect it with a token of its own.
 
-    Ray's support of clusters is switched off, as it is by default on macOS: then Ray accepts connections from this
-    machine alone, for which its option `_node_ip_address` is not enough. An authentication mode or a token that the
+    Ray's support of clusters is switched off, as it is by default on macOS. Then Ray accepts connections from this
+    machine alone; its option `_node_ip_address` does not achieve this. An authentication mode or a token that the
     user chose in the environment is respected. By default Ray would write its token into a file that all users may
     read.
     """

@@ -365,8 +365,12 @@ class Readiness:
     """Reports whether a new query would be answered now; :meth:`watch` checks the conditions for this every
     ``interval_s``.
 
-    The conditions: the ledger is open for writing, its entries were valid at the last verification, its disk has room,
-    the last votes arrived and the voters answer, Ray's control process answers, and the ledger's writer is not stuck.
+    The conditions:
+
+    * The ledger is open for writing, and its entries were valid at the last verification.
+    * The ledger's disk has room, and its writer is not stuck.
+    * The last votes arrived, the voters answer, and Ray's control process answers.
+
     None of them depends on a vote or on how much of the budget is spent.
     """
 

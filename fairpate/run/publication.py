@@ -113,8 +113,8 @@ _MOST_PANELS = 12
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """Return the HTML by which a notebook displays a comparison of methods: its main findings, one sentence per
-    data set and privacy class, and a figure of one data set. Only results that may be published are included."""
+    """Return the HTML by which a notebook displays a comparison of methods. It has one finding in words per data
+    set and privacy class, and a figure of one data set. Only results that may be published are included."""
     # Not the report page itself, which would add a drawing library to the notebook.
     folder = comparison.folder
     report = FrontierReport(

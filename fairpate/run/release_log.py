@@ -485,8 +485,8 @@ def _events(text: str) -> tuple[Event, ...]:
 
 
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
-    """Return those of ``releases`` that add to the total cost for the privacy unit ``unit``, with their privacy events
-    converted to this unit (the cost per person, for example, to a cost per record)."""
+    """Return those of ``releases`` that add to the total cost for the privacy unit ``unit``. Their privacy events are
+    converted to this unit: those of a release per person, for example, to events per record."""
     found = []
     for each in releases:
         if each.unit == unit:
@@ -1026,8 +1026,8 @@ class ReleaseLog:
             return next(iter(_rows(database, run=run or self.id)), None)
 
     def _is_copy(self, receipt: Release) -> bool:
-        """Return True if this run's folder is a copy: the odometer has another path for the run that ``receipt`` names,
-        and the folder at that path still holds this run. A copy is charged as a run of its own."""
+        """Return True if this run's folder is a copy, which is charged as a run of its own. It is a copy if the run
+        that ``receipt`` names has another path in the odometer, and the folder at that path still holds this run."""
         stored = self.stored(receipt.run)
         other = type(self._run)(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():

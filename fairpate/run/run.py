@@ -134,8 +134,8 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     """Return the range that contains the accuracy of 9 of 10 published runs of ``config`` on its data set.
 
     `benchmarks/marks.py` computes the ranges, which are in expected_accuracy.yaml. Between two measured epsilons the
-    returned range covers the ranges of both. None if a setting is not at its default for the data set, if no runs of
-    the method on the data set were published, and for an epsilon outside the measured range.
+    returned range covers the ranges of both. Return None if a setting is not at its default for the data set, if no
+    runs of the method on the data set were published, or if epsilon is outside the measured range.
     """
     epsilon = getattr(config.target, "epsilon", None)
     published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
@@ -168,9 +168,9 @@ class Majority:
 
 
 def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVotes | None, Majority | None]:
-    """Return what is known about a run of ``config`` from public records and the declaration (the public description)
-    of its data set: the expected votes (how many decide a label, with how much noise), and the share of the most
-    common class.
+    """Return what public records and the data set's declaration (its public description) show about a run of
+    ``config``. The first item is the expected votes: how many votes decide a label, with how much noise. The second is
+    the share of the most common class.
 
     The votes are None without a public number of private records; the share is None without declared class shares or
     enough labels of public records.
@@ -294,8 +294,8 @@ _NEAR = 1.25  # factor between epsilons that count as about the same
 
 
 def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
-    """Return the forecasts ``found`` with the accuracies of earlier runs filled in: finished runs in ``folder`` that
-    have the same method as a forecast, the data set ``data`` and about the same epsilon."""
+    """Return the forecasts ``found`` with the accuracies of earlier runs filled in. Earlier runs are the finished runs
+    in ``folder`` that have the forecast's method, the data set ``data`` and about the forecast's epsilon."""
     accuracies: dict[str, list[tuple[float, float]]] = {}
     for record in _records_in(folder).values():
         epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
@@ -320,7 +320,7 @@ def describe(
     data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
 ) -> Group:
     """Return what `fairpate run --dry-run` displays: a sentence on the privacy cost of the run on the data set
-    ``data``, and a table of the forecasts ``found``, the first of which is the run's own.
+    ``data``, and a table of the forecasts ``found``. The first forecast is that of the run itself.
 
     ``cost``: the privacy cost; None: the run has no guarantee. ``spent``: None or, if the run costs nothing more, the
     reason, which the sentence then states instead of the cost. ``why``: the reason why this method was chosen, if the
@@ -617,9 +617,9 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
     private record. Pictures are reduced to 16 pixels a side, and more than 256 features to principal components, so
     that it takes seconds.
 
-    None if no test record is measured, if there is only one class, if there are more records than can be learned in
-    seconds (the accuracy for a subset would not be comparable), or if features are missing or not finite. No error is
-    raised, because it would end a run whose privacy cost was charged already.
+    Return None if no test record is measured, if there is only one class, or if features are missing or not finite;
+    also if there are too many records to learn from in seconds, because the accuracy for a subset would not be
+    comparable. No error is raised, because it would end a run whose privacy cost was charged already.
     """
     parts, sizes = (private.x, test.x), private.x.shape[1:]
     width = math.prod(min(side, _SIDE) if private.x.ndim == 4 and place else side for place, side in enumerate(sizes))

@@ -478,9 +478,12 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Verify the hash chain of the ledger at ``place``, a path or a database URL, and that the ledger contains the
-    entry noted in the file or database ``anchor`` (a copy of the last entry, kept elsewhere). Return the ledger's
-    header, its entries and the number of queries with an outcome."""
+    """Verify the hash chain of the ledger at ``place``, a path or a database URL. Return the ledger's header, its
+    entries and the number of queries with an outcome.
+
+    LedgerError if an entry is wrong, or if the entry is missing that is noted in the file or database ``anchor`` (None:
+    no anchor).
+    """
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
@@ -509,7 +512,7 @@ def _set_aside(path: Path) -> None:
 
 def add_anchor(run: RunDirectory, text: str) -> str:
     """Give the ledger of ``run`` an anchor: from now on the ledger's last entry is also noted at the location ``text``,
-    a file or a database URL, so that a ledger that was rolled back is refused.
+    a file or a database URL. A ledger that was replaced by an older copy then lacks this entry, and is refused.
 
     Return the location as text, without a password. RunFolderError for a run without a ledger. ConfigError if the
     ledger has an anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.

@@ -219,8 +219,9 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     """Return which of one panel's configurations (``points``) meet ``demand``, or if none does, the ``num_nearest``
     nearest ones.
 
-    The nearest are configurations that no other one dominates in epsilon, error, refusals and every notion of fairness
-    in the demand, sorted by ``Offer.distance``, then by the sum of ``Offer.missed``, then by accuracy.
+    The nearest are taken from the configurations that no other one dominates in epsilon, error, refusals and every
+    notion of fairness in the demand. They are sorted by ``Offer.distance``, then by the sum of ``Offer.missed``, then
+    by accuracy.
     """
     offers = [offer(point, demand) for point in points if not np.isnan([*_values(point, demand).values()]).any()]
     met = [each for each in offers if not each.missed]
@@ -308,8 +309,8 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
 
 @dataclass(frozen=True, kw_only=True)
 class SpecifyAnswer:
-    """The answer to ``demand``, the user's limits, from the results in ``table``: what is achievable in each panel
-    (data set and privacy class), and for each pair of panels how the choice on one performs on the other."""
+    """The answer to ``demand``, the user's limits, from the results in ``table``. It says what is achievable in each
+    panel (data set and privacy class), and how the configuration chosen on one panel performs on another."""
 
     demand: Demand
     table: Path
