@@ -138,8 +138,8 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains, and
-    ``chain``, the digest of its last line, which covers all lines before."""
+    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains.
+    ``chain`` is the digest of the log's last line, and covers all lines before it."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")
@@ -255,8 +255,8 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
-    """Verify ``content``, read from the audit log ``log``, line by line; yield after each line the end of the log up to
-    it."""
+    """Verify ``content``, read from the audit log ``log``, line by line. Yield, for each line, the :class:`LogEnd` of a
+    log that ends with this line."""
     end = START
     for number, (values, chain) in enumerate(_verified(content, f"{log}: line"), start=1):
         try:

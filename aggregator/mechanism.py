@@ -107,18 +107,20 @@ class Mechanism(ABC):
 
     @abstractmethod
     def worst_case(self, num_queries: int) -> Event:
-        """Return the event of ``num_queries`` queries with its cost for any votes. A ledger charges this cost, which
-        may be published."""
+        """Return the privacy event of answering ``num_queries`` queries, whose cost is that of the worst votes. A
+        ledger charges this cost, which may be published."""
 
     def realised(self, votes_QC: IntArray) -> Event:
-        """Return the event of queries with these votes, for the operator only; its cost is never above the worst case.
+        """Return the privacy event of answering queries with these votes. Its cost depends on the votes, so it is for
+        the operator only; it is never above the worst case.
 
         The default is the worst case, for mechanisms whose cost does not depend on votes.
         """
         return self.worst_case(len(votes_QC))
 
     def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
-        """Return the Renyi curve of each query's event from :meth:`realised`, shape (Q, A), for the operator only."""
+        """Return the Renyi curve of each query, shape (Q, A), that follows from its votes (:meth:`realised`); for the
+        operator only."""
         event = self.realised(votes_QC)
         if isinstance(event, accountant.ConfidentGnmaxVotes):
             return accountant.rdp_of_votes_data_dependent(event, orders_A)
