@@ -329,8 +329,8 @@ class RecordVotesConfig(TaughtConfig):
     )
 
     def prototypes_of(self, pool: int, *, stddev: float) -> int:
-        """Return the number of prototypes K: the configured number, or one computed from the size of the ``pool``, the
-        declared number of records and the noise."""
+        """Return the number of prototypes K: the configured number or, if there is none, one computed from ``pool``
+        (the number of public records), the setting ``num_records`` and the noise."""
         if self.num_prototypes is not None:
             return self.num_prototypes
         # From the declared number: where records are added or removed, the real one is private.
@@ -576,7 +576,8 @@ class WeightedVotesConfig(VectorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedBallot:
-    """The feature map phi. A record votes by adding the vector phi(x) to the row of its label.
+    """The feature map phi of weighted votes. A record votes by adding the vector phi(x) to the row of its label in a
+    table of sums.
 
     phi(x) depends on no other private record. ``embedding`` None: records are already embedded. ``radius`` is the norm
     of a typical embedded record; longer ones are scaled down to it.

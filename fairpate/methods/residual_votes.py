@@ -264,7 +264,7 @@ class ResidualVotesConfig(VectorsConfig):
         return max(1, round(self.clip * UNITS))
 
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
-        """Return the events of all releases, which together cost as much as one Gaussian release with the noise
+        """Return the privacy events of all releases, which together cost as much as one Gaussian release with the noise
         multiplier ``noise``. Second moments are among them if ``curvature`` is private, and not if it is public."""
         rounds, moments_share = (self.public_rounds, 0.0) if curvature == "public" else (self.private_rounds, _SHARE)
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(_SHARE) * UNITS, norm=UNITS)
@@ -520,8 +520,8 @@ class AdaSspConfig(VectorsConfig):
 
 
 def least_squares_events(noise: float) -> tuple[VoteSums, MomentSums, VoteSums]:
-    """Return the events of AdaSSP's three releases (sums, second moments, least eigenvalue), which together cost as
-    much as one Gaussian release with the noise multiplier ``noise``."""
+    """Return the privacy events of AdaSSP's three releases (sums, second moments, least eigenvalue), which together
+    cost as much as one Gaussian release with the noise multiplier ``noise``."""
     each = noise * math.sqrt(3)
     return (
         VoteSums(count=1, noise_stddev_votes=each * UNITS, norm=UNITS),
@@ -548,8 +548,8 @@ class AdaSsp(RulesOfRecords):
     ada_ssp: AdaSspConfig = AdaSspConfig()
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
-        """Return the events of AdaSSP's release (least squares from noisy moments), with the least noise that the
-        target allows."""
+        """Return the privacy events of AdaSSP's release (least squares from noisy moments), with the least noise that
+        the target allows."""
         return least_squares_events(noise_within(self.target, least_squares_events))
 
     def measure(self, training: Training) -> Released:

@@ -33,7 +33,8 @@ from fairpate.types import FloatArray, IntArray, MechanismParameters, Relation, 
 
 
 class Event(Protocol):
-    """One computation that touched private data, with the unit and the relation for which its cost holds."""
+    """A privacy event: one computation that touched private data, with the unit and the relation for which its cost
+    holds."""
 
     @property
     def unit(self) -> Unit:
@@ -69,8 +70,8 @@ class SpentError(ValueError):
 
 @contextmanager
 def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
-    """Return a context manager for code that runs after the release of ``events``: it turns a ValueError into a
-    SpentError, so that the events are still charged."""
+    """Return a context manager for code that runs after a release with the privacy events ``events``. It turns a
+    ValueError into a SpentError, so that the events are still charged."""
     try:
         yield
     # A ValueError may depend on the released values. Any other error is a fault of the program, and passes unchanged.
@@ -393,7 +394,8 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 @singledispatch
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
-    """Return the Renyi curve of one event, shape (A,). TypeError for an event type without a registered function.
+    """Return the Renyi curve of one privacy event, shape (A,). TypeError for an event type without a registered
+    function.
 
     Each event type registers its function with ``event_rdp.register``. An event with a ``count`` of 0 costs 0, and no
     function is called for it.
@@ -526,8 +528,8 @@ def epsilon_data_dependent(
 
 @singledispatch
 def event_pld(event: object, interval: float) -> LossDistribution | None:  # noqa: ARG001 - as every pricing
-    """Return the loss distribution of one event on a grid of step ``interval``; None if the event has no noise, and so
-    no guarantee. TypeError for an event type without a registered function.
+    """Return the loss distribution of one privacy event on a grid of step ``interval``; None if the event has no noise,
+    and so no guarantee. TypeError for an event type without a registered function.
 
     Event types register their functions with ``event_pld.register``; they are called with a ``count`` of at least 1.
     """

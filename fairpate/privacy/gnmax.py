@@ -467,8 +467,9 @@ def answer_probability(
 def _log_factors(
     largest_V: IntArray, orders_A: FloatArray, threshold: float, threshold_stddev: float, tail: Tail
 ) -> tuple[FloatArray, FloatArray]:
-    """Return ln(p(v)^alpha p(w)^(1 - alpha)) of each largest count v and its neighbours w = v - 1 and v + 1, and the
-    same for 1 - p, each of shape (S, V, A)."""
+    """Return two arrays (S, V, A) of logarithms, for each largest count v and its neighbours w = v - 1 and v + 1. With
+    p(v) the probability that v passes the threshold, they are ln(p(v)^alpha p(w)^(1 - alpha)) and the same for 1 -
+    p."""
     # A neighbour's largest count is one less, the same or one more.
     at_3V = largest_V + np.array([[0], [-1], [1]])
     if math.isinf(threshold):  # the bit never looks at the votes

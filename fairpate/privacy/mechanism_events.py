@@ -884,7 +884,7 @@ def flat(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as values of strict JSON, with its kind and noun.
+    """Return a privacy event as values of strict JSON, with its kind and noun.
 
     ValueError for an event that depends on private votes.
     """
@@ -900,7 +900,7 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def event_from(values: Mapping[str, Any]) -> Event:
-    """Return the event that :func:`event_json` wrote. ValueError for an unknown kind."""
+    """Return the privacy event that :func:`event_json` wrote. ValueError for an unknown kind."""
     kinds = accountant.event_kinds()
     if values.get("kind") not in kinds:
         raise ValueError(f"unknown event {values.get('kind')!r}; read it with the version of fairpate that wrote it.")
@@ -948,13 +948,15 @@ def merged(
 
 
 def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the union of two lists of events, in which each event has the larger of its counts in the two lists."""
+    """Return the union of two lists of privacy events, in which each event has the larger of its counts in the two
+    lists."""
     # The union of two Counters takes the larger count of each key.
     return merged(events, others, by=operator.or_)
 
 
 def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the part of ``events`` that ``others`` do not contain: counts of equal events are subtracted."""
+    """Return the part of the privacy events ``events`` that ``others`` do not contain: counts of equal events are
+    subtracted."""
     # Without others the events are unchanged: a subtraction would drop events of count 0.
     return merged(events, others, by=operator.sub) if others else tuple(events)
 

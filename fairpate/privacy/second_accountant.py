@@ -199,7 +199,7 @@ KINDS: Mapping[str, tuple[str | None, str | None]] = {
 
 
 def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the unit and the relation for which an event is defined. NotRecomputedError for an unknown kind."""
+    """Return the unit and the relation for which a privacy event is defined. NotRecomputedError for an unknown kind."""
     if event.get("kind") not in KINDS:
         raise NotRecomputedError(f"the second accountant does not know the kind of event {event.get('kind')!r}")
     unit, relation = KINDS[event["kind"]]

@@ -510,8 +510,8 @@ def fair_words(rule: FairRule) -> str:
 
 
 def _number(measured: Evaluation, number: int, which: str = "") -> str:
-    """Return words for a number of test records or persons, such as "about 300 test records"; "about" is added if
-    metrics are private, because numbers are then estimates."""
+    """Return words for a number of test records or persons, such as "about 300 test records", with ``which`` before the
+    noun. "about" is added if metrics are private, because numbers are then estimates."""
     return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.words['noun'])}"
 
 

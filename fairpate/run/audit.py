@@ -422,8 +422,8 @@ def _declared_size(config: Method) -> int:
 
 
 def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
-    """Return the log-likelihood ratio of the numbers ``released``: that ``added`` is in them, against that it is not,
-    under Gaussian noise of standard deviation ``stddev``, summed over the first axis."""
+    """Return the log-likelihood ratio of the numbers ``released``, with ``added`` in them against without, under
+    Gaussian noise of standard deviation ``stddev``, summed over the first axis."""
     return ((released - added / 2) * added / stddev**2).sum(axis=0)
 
 
