@@ -120,9 +120,9 @@ class GateRule:
 
     ``max_disparity`` is the margin gamma, at least 0. A label is answered only if the demographic-parity gap that would
     result (its tentative gap) is strictly below the margin; ``inf`` switches the gate off. ``min_count`` is M, at least
-    0: the margin applies only after M answers. ``cold_start`` says which answers must number M: those of the query's
-    group (``group``, Algorithm 1 of FairPATE), those with its group and label (``cell``), or those of each group
-    (``all_groups``).
+    0: the margin applies only after M answers. ``cold_start`` says which answers are counted for this: those of the
+    query's group (``group``, Algorithm 1 of FairPATE), those with its group and label (``cell``), or those of each
+    group (``all_groups``).
     """
 
     max_disparity: float

@@ -420,9 +420,9 @@ class Odometer:
         """Set a limit on the epsilon of all releases on ``data`` together, which holds even if each release is chosen
         after seeing the earlier ones.
 
-        Return the least limit that would admit another release: the cost of all releases so far if each was chosen
-        after seeing the earlier ones, or 0 without any. For a single release this is above the epsilon in
-        :class:`Total`, where a single release counts as fixed beforehand. ValueError for values out of range.
+        Return the total epsilon of all releases so far as this limit counts it, 0 without any: a limit must be larger
+        to admit another release. For a single release this is above the epsilon in :class:`Total`, where a single
+        release counts as fixed beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(

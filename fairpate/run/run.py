@@ -1044,11 +1044,11 @@ def publish_trained(
     environment: Mapping[str, Any],
     reporter: Reporter,
 ) -> RunDirectory:
-    """Publish in ``config.out`` a student that was trained and charged before; ``choice`` is the file that says by
-    which private choice its settings were selected.
+    """Publish in ``config.out`` a student that was trained and charged before.
 
-    ``counted_by``: the odometer's row in which the training is charged; ``environment``: the software and machine on
-    which the training began. A repeated call resumes; errors as in :func:`run_method`.
+    ``counted_by``: the odometer's row in which the training is charged. ``choice``: the private choice by which the
+    student's settings were selected, a release computed from validation records, and its origin. ``environment``: the
+    software and machine on which the training began. A repeated call resumes; errors as in :func:`run_method`.
     """
     run = create_run_directory(config)
     write_json(run.environment, environment)
