@@ -711,8 +711,9 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The paths of a private choice among several settings, which is charged as a release of its own. If the file of
-    the choice was deleted, another choice may be made, which is charged too."""
+    """The paths of a private choice: the release of which of several settings is best on the validation records. It is
+    charged separately from the run's training. If its file was deleted, another choice may be made, which is charged
+    too."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -1068,8 +1069,8 @@ class LedgerMeter:
     _ledger: Ledger | None = field(default=None, init=False)
 
     def settle(self, ledger: Ledger) -> None:
-        """Set the odometer's charge to the number of queries that ``ledger`` contains, and from now on charge further
-        queries in advance.
+        """Set the charge in the odometer (the database of privacy costs) to the number of queries that ``ledger``
+        contains, and from now on charge further queries in advance.
 
         RunDirectoryError if the ledger contains fewer queries than were charged before.
         """

@@ -403,8 +403,8 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
 
 
 def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return the records (files ``record.json``, a run as one row of a comparison) of the finished runs in ``folder``
-    by their paths; damaged files are left out."""
+    """Return the content of the files ``record.json`` (a run as one row of a comparison) of all finished runs in
+    ``folder``, as a mapping from the files' paths; damaged files are left out."""
     found = {}
     for path in sorted(folder.glob("*/public/record.json")):
         try:
