@@ -111,8 +111,8 @@ class Mechanism(ABC):
         ledger charges this cost, which may be published."""
 
     def realised(self, votes_QC: IntArray) -> Event:
-        """Return the privacy event of answering queries with these votes. Its cost depends on the votes, so it is for
-        the operator only; it is never above the worst case.
+        """Return the privacy event of answering queries with these votes. Its cost may depend on the votes, so it is
+        for the operator only; it is never above the worst case.
 
         The default is the worst case, for mechanisms whose cost does not depend on votes.
         """

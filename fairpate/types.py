@@ -288,9 +288,10 @@ class PrivacyStatement:
     run is not private. ``not_protected`` says what the model may reveal without noise. ``epsilon_as_in_paper`` is the
     epsilon as the method's paper computes it, if it was requested; it is not a guarantee.
 
-    ``queries`` counts the queries that a run answered (null for other methods). Then ``epsilon`` is a bound that was
-    fixed before the first query. It exceeds ``queries.epsilon_submitted``, the cost of the queries that were submitted,
-    only if released labels may decide how many queries follow: in a service, or if queries are chosen in rounds.
+    ``queries`` counts the queries of a method that submits queries (null for others). Then ``epsilon`` is a bound that
+    was fixed before the first query. It exceeds ``queries.epsilon_submitted``, the cost of the queries that were
+    submitted, only if released labels may decide how many queries follow: in a service, or if queries are chosen in
+    rounds.
 
     ``earlier_releases`` is the number of releases on the same data set that were charged to the operator's odometer
     before this one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the

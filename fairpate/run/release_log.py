@@ -693,8 +693,8 @@ class _OneFile(RunDirectory):
     the run's training (:meth:`ReleaseLog.of_part`).
 
     The release has its own file and its own receipt (the record of what was charged). ``statement`` is the file whose
-    existence proves that the release was published. If the release's file and this one were deleted, the release may
-    be drawn again. The new file then lists the events of all draws, the latest last, and the run's privacy statement
+    existence proves that the release was published. If both files were deleted, the release may be drawn
+    again. The new file then lists the events of all draws, the latest last, and the run's privacy statement
     includes the cost of all.
     """
 

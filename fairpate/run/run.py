@@ -93,7 +93,7 @@ class RunForecast:
     a label. ``noise_stddev_votes``: the standard deviation of the noise on each count of votes. ``labels``: the number
     of public records that get a label. ``lead_needed``: the share of votes by which the winning class must lead to win
     despite the noise 19 times in 20 (above 1: it cannot). ``votes``, ``noise_stddev_votes``, ``labels`` and
-    ``lead_needed`` are None for a method that releases no labels, and if the number of voters is not public.
+    ``lead_needed`` are None for a method that releases no labels, and if the number of private records is not public.
 
     ``expected``: the range that contains the accuracy of 9 of 10 published runs (:func:`expected_accuracy`).
     ``measured``: the accuracies of the user's earlier runs of the method on the data set at about this epsilon.

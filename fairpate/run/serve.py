@@ -697,7 +697,7 @@ def change_tokens(
 
     * ``add``: create a token for a new caller. It expires at the time ``when`` (None: never).
     * ``rotate``: create another token for the caller. The earlier tokens expire at ``when``.
-    * ``expire``: let all tokens of the caller expire at ``when``.
+    * ``expire``: let all tokens of the caller expire at ``when`` (`never`: the latest token does not expire).
     * ``limit``: set the limit of the caller.
     * ``revoke``: remove all tokens of the caller.
 
