@@ -270,8 +270,8 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
 
 
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Verify JSON lines that end with their chains, digests of all lines up to them; yield each line's other values and
-    its chain.
+    """Verify JSON lines, each of which ends with its chain, the digest of all lines up to it. Yield each line's other
+    values and its chain.
 
     LedgerError at the first line whose chain is wrong. The error's message begins with ``name`` and the line's number.
     """
@@ -293,8 +293,8 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
 
 
 def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """Return a JSON line that contains ``values`` and ends with its chain, and this chain: the SHA-256 of ``before``,
-    the previous line's chain, and of ``values`` as JSON."""
+    """Return a JSON line that contains ``values`` and ends with its chain, and return this chain too. The chain is the
+    SHA-256 of ``before``, the previous line's chain, and of ``values`` as JSON."""
     text = json.dumps(values, ensure_ascii=False)
     chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain

@@ -120,9 +120,9 @@ class GateRule:
 
     ``max_disparity`` is the margin gamma, at least 0. A label is answered only if the demographic-parity gap that would
     result (its tentative gap) is strictly below the margin; ``inf`` switches the gate off. ``min_count`` is M, at least
-    0: the margin applies only after M answers. ``cold_start`` says which answers must number M: those of the query's
-    group (``group``, Algorithm 1 of FairPATE), those with its group and label (``cell``), or those of each group
-    (``all_groups``).
+    0: the margin applies only after M answers. ``cold_start`` says which answers are counted for this: those of the
+    query's group (``group``, Algorithm 1 of FairPATE), those with its group and label (``cell``), or those of each
+    group (``all_groups``).
     """
 
     max_disparity: float
@@ -288,9 +288,10 @@ class PrivacyStatement:
     run is not private. ``not_protected`` says what the model may reveal without noise. ``epsilon_as_in_paper`` is the
     epsilon as the method's paper computes it, if it was requested; it is not a guarantee.
 
-    ``queries`` counts the queries that a run answered (null for other methods). Then ``epsilon`` is a bound that was
-    fixed before the first query. It exceeds ``queries.epsilon_submitted``, the cost of the queries that were submitted,
-    only if released labels may decide how many queries follow: in a service, or if queries are chosen in rounds.
+    ``queries`` counts the queries of a method that submits queries (null for others). Then ``epsilon`` is a bound that
+    was fixed before the first query. It exceeds ``queries.epsilon_submitted``, the cost of the queries that were
+    submitted, only if released labels may decide how many queries follow: in a service, or if queries are chosen in
+    rounds.
 
     ``earlier_releases`` is the number of releases on the same data set that were charged to the operator's odometer
     before this one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the

@@ -289,8 +289,8 @@ def write_reports(
     """Write the public report of a run, ``public/report.html``; for a run that answered queries, write the operator's
     private report too.
 
-    ``assessment`` has the metrics on test records; ``spending`` has the charges of the answered queries (None: the run
-    answered none). ``private_population`` estimates how the student treats the private records. ``without_privacy``,
+    ``assessment`` has the metrics on test records; ``spending`` has the charges of the run's queries (None: its method
+    submits none). ``private_population`` estimates how the student treats the private records. ``without_privacy``,
     the accuracy without noise, is shown in the private report alone.
     """
     statement = read_statement(run)

@@ -420,9 +420,9 @@ class Odometer:
         """Set a limit on the epsilon of all releases on ``data`` together, which holds even if each release is chosen
         after seeing the earlier ones.
 
-        Return the least limit that would admit another release: the cost of all releases so far if each was chosen
-        after seeing the earlier ones, or 0 without any. For a single release this is above the epsilon in
-        :class:`Total`, where a single release counts as fixed beforehand. ValueError for values out of range.
+        Return the total epsilon of all releases so far as this limit counts it, 0 without any: a limit must be larger
+        to admit another release. For a single release this is above the epsilon in :class:`Total`, where a single
+        release counts as fixed beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(
@@ -693,8 +693,8 @@ class _OneFile(RunDirectory):
     the run's training (:meth:`ReleaseLog.of_part`).
 
     The release has its own file and its own receipt (the record of what was charged). ``statement`` is the file whose
-    existence proves that the release was published. If the release's file and this one were deleted, the release may
-    be drawn again. The new file then lists the events of all draws, the latest last, and the run's privacy statement
+    existence proves that the release was published. If both files were deleted, the release may be drawn
+    again. The new file then lists the events of all draws, the latest last, and the run's privacy statement
     includes the cost of all.
     """
 
@@ -711,8 +711,9 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The paths of a private choice among several settings, which is charged as a release of its own. If the file of
-    the choice was deleted, another choice may be made, which is charged too."""
+    """The paths of a private choice: the release of which of several settings is best on the validation records. It is
+    charged separately from the run's training. If its file was deleted, another choice may be made, which is charged
+    too."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -1068,8 +1069,8 @@ class LedgerMeter:
     _ledger: Ledger | None = field(default=None, init=False)
 
     def settle(self, ledger: Ledger) -> None:
-        """Set the odometer's charge to the number of queries that ``ledger`` contains, and from now on charge further
-        queries in advance.
+        """Set the charge in the odometer (the database of privacy costs) to the number of queries that ``ledger``
+        contains, and from now on charge further queries in advance.
 
         RunDirectoryError if the ledger contains fewer queries than were charged before.
         """

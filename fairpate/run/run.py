@@ -93,7 +93,7 @@ class RunForecast:
     a label. ``noise_stddev_votes``: the standard deviation of the noise on each count of votes. ``labels``: the number
     of public records that get a label. ``lead_needed``: the share of votes by which the winning class must lead to win
     despite the noise 19 times in 20 (above 1: it cannot). ``votes``, ``noise_stddev_votes``, ``labels`` and
-    ``lead_needed`` are None for a method that releases no labels, and if the number of voters is not public.
+    ``lead_needed`` are None for a method that releases no labels, and if the number of private records is not public.
 
     ``expected``: the range that contains the accuracy of 9 of 10 published runs (:func:`expected_accuracy`).
     ``measured``: the accuracies of the user's earlier runs of the method on the data set at about this epsilon.
@@ -403,8 +403,8 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
 
 
 def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return the records (files ``record.json``, a run as one row of a comparison) of the finished runs in ``folder``
-    by their paths; damaged files are left out."""
+    """Return the content of the files ``record.json`` (a run as one row of a comparison) of all finished runs in
+    ``folder``, as a mapping from the files' paths; damaged files are left out."""
     found = {}
     for path in sorted(folder.glob("*/public/record.json")):
         try:
@@ -1044,11 +1044,11 @@ def publish_trained(
     environment: Mapping[str, Any],
     reporter: Reporter,
 ) -> RunDirectory:
-    """Publish in ``config.out`` a student that was trained and charged before; ``choice`` is the file that says by
-    which private choice its settings were selected.
+    """Publish in ``config.out`` a student that was trained and charged before.
 
-    ``counted_by``: the odometer's row in which the training is charged; ``environment``: the software and machine on
-    which the training began. A repeated call resumes; errors as in :func:`run_method`.
+    ``counted_by``: the odometer's row in which the training is charged. ``choice``: the private choice by which the
+    student's settings were selected, a release computed from validation records, and its origin. ``environment``: the
+    software and machine on which the training began. A repeated call resumes; errors as in :func:`run_method`.
     """
     run = create_run_directory(config)
     write_json(run.environment, environment)

@@ -180,8 +180,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
 def serve_aggregator(
     root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, take_over: bool = False
 ) -> None:
-    """Serve the run's aggregator, which answers queries by noisy votes, until interrupted, or with ``detach`` leave the
-    service running on the cluster at RAY_ADDRESS.
+    """Serve the run's aggregator, which answers queries by noisy votes, until interrupted. With ``detach``, leave the
+    service running on the cluster at RAY_ADDRESS, and return.
 
     ``data_dir``: the folder of the data set's files, if they were moved since the run. ``take_over``, for a ledger in a
     database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
@@ -697,7 +697,7 @@ def change_tokens(
 
     * ``add``: create a token for a new caller. It expires at the time ``when`` (None: never).
     * ``rotate``: create another token for the caller. The earlier tokens expire at ``when``.
-    * ``expire``: let all tokens of the caller expire at ``when``.
+    * ``expire``: let all tokens of the caller expire at ``when`` (`never`: the latest token does not expire).
     * ``limit``: set the limit of the caller.
     * ``revoke``: remove all tokens of the caller.
 

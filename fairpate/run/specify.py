@@ -399,12 +399,12 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
 def specify_guarantees(
     demand: Demand, table: Path | None, *, data: str | None = None, transfer_to: Path | None = None
 ) -> SpecifyAnswer:
-    """Return which configurations in the results ``table`` meet ``demand``, the user's limits (None: the table of the
-    newest comparison under ``runs``).
+    """Return which configurations in a table of results meet ``demand``, the user's limits.
 
-    ``data`` restricts the answer to one data set; ``transfer_to`` is a second table, on which each chosen configuration
-    is looked up. Only epsilons that may be published are used. SpecifyError without a table, for a demand without
-    limits, and if there is no finished run or no other data set to transfer to.
+    ``table`` is the file of the results; None: that of the newest comparison under ``runs``. ``data`` restricts the
+    answer to one data set; ``transfer_to`` is a second table, on which each chosen configuration is looked up. Only
+    epsilons that may be published are used. SpecifyError without a table, for a demand without limits, and if there is
+    no finished run or no other data set to transfer to.
     """
     for option, path in (("--frontier", table), ("--transfer", transfer_to)):
         if path is not None and not path.is_file():

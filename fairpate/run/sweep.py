@@ -526,7 +526,8 @@ def parse_sweep(values: Values) -> SweepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFolder:
-    """The folder of one sweep (a comparison of methods): the paths in it, and the rows of its cells.
+    """The folder of one sweep (a comparison of methods): the paths in it, and the result rows of its cells (one method
+    with its settings, data set and seed each).
 
     ``publish_unprotected``: results without privacy are included in the public table.
     """

@@ -184,8 +184,8 @@ class SitePlan:
 
 
 def public_keys(text: str, field: str) -> PublicKeys:
-    """Parse a site's public keys from ``text``, as :func:`key_text` writes them. PlanError for other text; its message
-    names ``field``, where the text was given."""
+    """Parse a site's public keys from ``text``, as :func:`key_text` writes them. PlanError for other text. The error's
+    message begins with ``field``, the name of the field that contains the text."""
     try:
         found = bytes.fromhex(text)
         return PublicKeys(signing=found[:32], sealing=found[32:])
@@ -392,8 +392,8 @@ def config_of(
 
 
 def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
-    """Return a function that loads one party's data set and applies the plan's ``embedding``. PlanError if
-    ``embedding`` is not the content of the file that the plan names.
+    """Return a function that loads one party's data set and applies the plan's ``embedding`` (None: no embedding) to
+    all records. PlanError if ``embedding`` is not the content of the file that the plan names.
 
     ``has_private`` is False for the coordinator, which has no private records.
     """

@@ -206,8 +206,8 @@ class Draw:
         return _tag(self.plan, self.number, purpose, places)
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
-        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text`` for the step ``purpose``. For
-        `hello`, the key for masks with which ``text`` begins must be usable, too."""
+        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text`` for the step ``purpose``. In
+        the step `hello`, ``text`` begins with the site's public mask key, which must be usable too."""
         if not self.sites[place].signed(signature, self.tag(purpose, place) + text):
             raise SumError(
                 f"Site {place}: its message '{purpose}' has no valid signature for this plan, sum and list of "
@@ -221,8 +221,8 @@ class Draw:
         return bytes(place in places for place in range(len(self.sites)))
 
     def parts(self, message: bytes, size: int, *, least: int = 0) -> dict[int, bytes]:
-        """Split a message of the coordinator, a list of sites as :meth:`flags` encodes it, followed by ``size`` bytes
-        for each listed site; return these bytes by site.
+        """Split a message of the coordinator, and return a mapping from site to bytes. The message is a list of sites,
+        as :meth:`flags` encodes it, followed by ``size`` bytes for each listed site.
 
         SumError for a damaged list, and for a list of fewer than ``least`` sites.
         """
@@ -666,10 +666,10 @@ def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
 
 
 def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
-    """Yield candidates for one secret, each reconstructed from ``threshold`` of the Shamir ``shares`` (by their
-    holders' positions in the plan).
+    """Yield candidates for one secret, each reconstructed from another choice of ``threshold`` Shamir shares.
 
-    If all shares are right, the first candidate is right.
+    ``shares`` maps the holders' positions in the plan to their shares. If all shares are right, the first candidate is
+    right; otherwise a later one may be.
     """
     holders = sorted(shares)
     # Shifted by one holder at a time, so that one wrong share, or several side by side, are left out.

@@ -76,7 +76,7 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
 
     Records are distributed at random or by ``by``, a column of the publisher's table, whose values are assigned to
     sites in turn, the most frequent first; ``COLUMN:N`` uses the first N characters of a value. ConfigError for a
-    column with fewer values than sites, and for pictures as pixels.
+    column with fewer values than sites, and for pictures whose features are pixels.
     """
     codebook = CODEBOOKS / f"{data.name}.yaml"
     path = data.declaration.path if data.declaration else codebook
