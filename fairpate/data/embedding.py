@@ -29,22 +29,13 @@ import numpy.typing as npt
 import scipy
 from safetensors import SafetensorError, safe_open
 
+from fairpate import types
 from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
 from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
 from fairpate.data.tables import even_records
 from fairpate.files import arrays_digest, write_atomically
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
-from fairpate.types import (
-    DataError,
-    DataSettingsError,
-    IntArray,
-    UserError,
-    functional,
-    in_blocks,
-    safetensors_torch,
-    sklearn,
-    torch,
-)
+from fairpate.types import DataError, DataSettingsError, IntArray, functional, in_blocks, sklearn, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -391,7 +382,7 @@ FORMAT = "fairpate.embedding/2"
 _COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit_E")
 
 
-class EmbeddingFileError(UserError):
+class EmbeddingFileError(types.UserError):
     """Raised for a file that does not contain a complete embedding."""
 
 
@@ -415,10 +406,8 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         values |= {"scale": nearness.scale}
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
     values["sha256"] = arrays_digest({name: tensor.numpy() for name, tensor in content.items()})
-    write_atomically(
-        path,
-        lambda temporary: temporary.write_bytes(safetensors_torch.save(content, {"embedding": json.dumps(values)})),
-    )
+    encoded = types.safetensors_torch.save(content, {"embedding": json.dumps(values)})
+    write_atomically(path, lambda temporary: temporary.write_bytes(encoded))
     # Nothing in the file is private: all users of the model need to read it.
     path.chmod(0o644)
 

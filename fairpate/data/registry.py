@@ -31,30 +31,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.config import DataConfig, nearest, parse_config, read_yaml
+from fairpate.data import dataset as datasets
 from fairpate.data import tables
-from fairpate.data.dataset import (
-    DESCRIBED,
-    OWN_FILES,
-    PERMITTED,
-    SET_ASIDE,
-    Dataset,
-    DatasetEntry,
-    Described,
-    LoadedRecords,
-    Part,
-    Request,
-    SourceFile,
-    check_file,
-    check_members,
-    divide,
-    divide_by_hash,
-    expanded,
-    find,
-    how_to_get,
-    locate,
-    resolve_data_dir,
-    sha256_of,
-)
+from fairpate.data.dataset import Dataset, DatasetEntry, Described, LoadedRecords, Part, Request, SourceFile, find
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import Names
@@ -216,7 +195,7 @@ def entry_for(source: DataConfig | str) -> DatasetEntry:
         return REGISTRY[name]
     path, entry = declared.path, entry_of(read_declaration(declared.path))
     # A resumed run must read, name and divide records as before.
-    if sha256_of(path) != declared.sha256:
+    if datasets.sha256_of(path) != declared.sha256:
         raise DataSettingsError(
             f"data.declaration: {path} has changed since the run began; restore it, or start a new run folder."
         )
@@ -238,12 +217,12 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
     if config.declaration is None:
         return {config.name: True} if config.name in REGISTRY else {}
     found: dict[str, bool] = {}
-    folder = resolve_data_dir(config.data_dir or config.declaration.path.parent)
+    folder = datasets.resolve_data_dir(config.data_dir or config.declaration.path.parent)
     for part, files in read_declaration(config.declaration.path).files.parts.items():
-        for file in (one for each in files for one in expanded(each, folder)):
+        for file in (one for each in files for one in datasets.expanded(each, folder)):
             _, path = find(file, folder) or (file, folder)
             if path.is_file():
-                name = _files_of_test_records().get(check_file(file, path, unpack=path.suffix == ".gz"))
+                name = _files_of_test_records().get(datasets.check_file(file, path, unpack=path.suffix == ".gz"))
                 found |= {name: part != "public" or found.get(name, False)} if name else {}
     return found
 
@@ -321,19 +300,20 @@ def dataset_of(
         sizes[split] = default if given is None else given
         # Without a size every record that is set aside for the split is taken, and a quarter of the rows if there are
         # none: by the publisher's count, since a size that depended on private records would move others.
-        if sizes[split] is None and SET_ASIDE[split].isdisjoint(origins) and not PERMITTED[split].isdisjoint(origins):
+        own, permitted = datasets.SET_ASIDE[split], datasets.PERMITTED[split]
+        if sizes[split] is None and own.isdisjoint(origins) and not permitted.isdisjoint(origins):
             sizes[split] = entry.protected({}, "record")[0] // 4
     parts = ""
     if (shares := config.split) is not None:
-        splits: dict[str, Any] = divide_by_hash(records, shares, seed=config.seed, num_public=sizes["public"])
+        splits: dict[str, Any] = datasets.divide_by_hash(records, shares, seed=config.seed, num_public=sizes["public"])
         # Everything that assigns a name to a part: parts of one rule are disjoint, and the odometer may count them
         # separately.
         rule = (records.naming, config.seed, shares.test_share, shares.validation_share, sorted(options.items()))
         parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
-        if np.isin(records.origins or [], list(SET_ASIDE["test"] | SET_ASIDE["validation"])).any():
-            parts = OWN_FILES + parts
+        if np.isin(records.origins or [], list(datasets.SET_ASIDE["test"] | datasets.SET_ASIDE["validation"])).any():
+            parts = datasets.OWN_FILES + parts
     else:
-        splits = divide(records, sizes, seed=config.seed)
+        splits = datasets.divide(records, sizes, seed=config.seed)
     # Persons may be named under some options only; if they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
     public_persons = None
@@ -348,11 +328,11 @@ def dataset_of(
         keeps_names=records.keeps_names,
         shared_unit=shared_unit,
         public_persons=public_persons,
-        **{name: getattr(records, name) for name in DESCRIBED},
+        **{name: getattr(records, name) for name in datasets.DESCRIBED},
         **splits,
     )
     # Few public records may lack a group, which only some methods read.
-    check_members(dataset, "private", "validation", "test")
+    datasets.check_members(dataset, "private", "validation", "test")
     # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
 
@@ -438,7 +418,7 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
                 unlabelled_G=tuple(torch.bincount(split.z[split.y < 0], minlength=num_groups).tolist()),
             )
         )
-    described = {name: getattr(dataset, name) for name in (*DESCRIBED, "name")}
+    described = {name: getattr(dataset, name) for name in (*datasets.DESCRIBED, "name")}
     return DatasetDescription(record_shape=tuple(dataset.private.x.shape[1:]), splits=tuple(splits), **described)
 
 
@@ -497,7 +477,7 @@ def load_once(config: DataConfig) -> Dataset:
     files return the same object."""
     entry = entry_for(config)
     folder, needed = request_of(config, entry).data_dir, entry.needed_files(config.options)
-    paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
+    paths = (datasets.locate(each, folder)[1].absolute() for file in needed for each in datasets.expanded(file, folder))
     stats = ((path, path.stat()) for path in paths)
     return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
@@ -551,15 +531,15 @@ def fetch(
             missing.append(file)
         elif found[1].is_file():
             # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
-            check_file(*found, unpack=found[1].name != Path(found[0].path).name)
+            datasets.check_file(*found, unpack=found[1].name != Path(found[0].path).name)
     # Before anything is downloaded, so that a user is not asked to register after an hour.
-    if by_hand := [how_to_get(file, data_dir) for file in missing if file.url is None]:
+    if by_hand := [datasets.how_to_get(file, data_dir) for file in missing if file.url is None]:
         raise DataError(
             f"{name} cannot be fetched without its publisher's consent. " + " ".join(dict.fromkeys(by_hand))
         )
     for file in missing:
         _download(file, data_dir / file.path, stage)
-    return tuple(locate(file, data_dir)[1] for file in files)
+    return tuple(datasets.locate(file, data_dir)[1] for file in files)
 
 
 def _download(file: SourceFile, target: Path, stage: Stage) -> None:
@@ -591,7 +571,7 @@ def _download(file: SourceFile, target: Path, stage: Stage) -> None:
                     raise DataError(
                         f"{file.url}: expected a zip archive with {file.member} in it ({error}); try again."
                     ) from error
-            found = sha256_of(content)
+            found = datasets.sha256_of(content)
             if file.sha256 not in (None, found):
                 raise DataError(
                     f"{file.url}: damaged download of {target.name}: expected sha256 {file.sha256}, found {found}; "
