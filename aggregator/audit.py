@@ -138,8 +138,8 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains, and
-    ``chain``, the digest of its last line, which covers all lines before."""
+    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains.
+    ``chain`` is the digest of the log's last line, and covers all lines before it."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")
@@ -255,8 +255,8 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
-    """Verify ``content``, read from the audit log ``log``, line by line; yield after each line the end of the log up to
-    it."""
+    """Verify ``content``, read from the audit log ``log``, line by line. Yield, for each line, the :class:`LogEnd` of a
+    log that ends with this line."""
     end = START
     for number, (values, chain) in enumerate(_verified(content, f"{log}: line"), start=1):
         try:
@@ -270,8 +270,8 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
 
 
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Verify JSON lines that end with their chains, digests of all lines up to them; yield each line's other values and
-    its chain.
+    """Verify JSON lines, each of which ends with its chain, the digest of all lines up to it. Yield each line's other
+    values and its chain.
 
     LedgerError at the first line whose chain is wrong. The error's message begins with ``name`` and the line's number.
     """
@@ -293,8 +293,8 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
 
 
 def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """Return a JSON line that contains ``values`` and ends with its chain, and this chain: the SHA-256 of ``before``,
-    the previous line's chain, and of ``values`` as JSON."""
+    """Return a JSON line that contains ``values`` and ends with its chain, and return this chain too. The chain is the
+    SHA-256 of ``before``, the previous line's chain, and of ``values`` as JSON."""
     text = json.dumps(values, ensure_ascii=False)
     chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain

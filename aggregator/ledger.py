@@ -359,9 +359,13 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         number and digest are kept (:mod:`aggregator.store`). ``take_over``: end another process that writes the ledger,
         where the store can.
 
-        LedgerError if no ledger exists and ``create`` is False, if a part of it is missing or belongs to another
-        ledger, if another process writes it, if it cannot be written, if the digest of an entry is wrong, if the last
-        entry on record in the anchor is missing, or if its terms differ from ``terms`` (the message names both values).
+        LedgerError in these cases:
+
+        * No ledger exists and ``create`` is False, or a part of it is missing or belongs to another ledger.
+        * Another process writes the ledger, or it cannot be written.
+        * The digest of an entry is wrong, or the entry that the anchor notes is missing.
+        * Its terms differ from ``terms``; the message names both values.
+
         ValueError for a mechanism that is not registered.
         """
         self.place, self.terms, name = place, terms, store.shown(place)
@@ -413,7 +417,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             ) from error
 
     def close(self, *_: object) -> None:
-        """Close the ledger's files or its database connection, then its anchor; safe to call twice."""
+        """Close the ledger's files or its database connection, then its anchor (a copy of the last entry's digest at
+        another place); safe to call twice."""
         self._is_open = False
         # The mark above comes first: no thread begins a write into a store that is being closed.
         self._opened.close()
@@ -528,8 +533,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
     """Read and verify the ledger at ``place``, and return its state; nothing is written.
 
-    LedgerError if an entry's digest is wrong, if the last entry on record in the head file or the ``anchor`` is
-    missing, or if this is not a ledger of the current schema.
+    LedgerError if an entry's digest is wrong, or if this is not a ledger of the current schema. LedgerError also if the
+    ledger lacks the entry that is noted as its last one in the head file next to it, or in the file or database
+    ``anchor``.
     """
     # The anchor first: read after the rows, it may note an entry that a writer appended in between.
     noted = noted_at(anchor)
@@ -541,8 +547,8 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
     """Verify the stored entries of an open ledger, in slices of half a millisecond; yield after each slice the number
     of entries verified so far.
 
-    Edited, missing and lost entries are found, and also entries whose digests were all computed again with the ledger's
-    key: the last entry must be the one that this process wrote. LedgerError if an entry was changed or removed,
+    Edited, missing and lost entries are found. A ledger whose digests were all computed again with its key is found
+    too, because the last entry must be the one that this process wrote. LedgerError if an entry was changed or removed,
     UnreachableError if entries cannot be read now. Iterate to the end in one thread, at any pace.
     """
     # Up to the present end: what is appended meanwhile is verified in the next round.

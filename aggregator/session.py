@@ -112,8 +112,8 @@ def mechanism_within(
     """Return ``mechanism`` with the least noise for which ``num_queries`` queries cost at most ``target_epsilon``, at
     ``target_delta``.
 
-    The cost is that of any votes. It is computed by privacy loss distributions where available; then no more than
-    ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
+    The cost is data-independent: it holds for any votes. It is computed by privacy loss distributions where available;
+    then no more than ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
     """
 
     def events(factor: float) -> list[Event]:

@@ -560,8 +560,8 @@ class SqliteStore:
 
 @dataclass(frozen=True)
 class FileAnchor:
-    """An anchor in a file: the number and digest of a ledger's last entry, stored apart from the ledger. So an older
-    copy of the ledger is noticed: it does not overwrite the anchor."""
+    """An anchor in a file: the number and digest of a ledger's last entry, stored apart from the ledger. If the ledger
+    is replaced by an older copy, the copy lacks this entry, and cannot overwrite the anchor."""
 
     path: Place
 
@@ -622,8 +622,8 @@ class FileAnchor:
 
     @contextmanager
     def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
-        """Context manager: open the anchor's file, and give the block the file's descriptor and the entry that the file
-        notes. With ``locked``, the file is locked inside the block, as it is while a writer notes an entry."""
+        """Context manager: open the anchor's file, and yield the file's descriptor and the entry that the file notes.
+        With ``locked``, the file is locked inside the block, as it is while a writer notes an entry."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:

@@ -222,8 +222,8 @@ class Reporter:
     """The progress display of a command: :meth:`stage` shows a stage with its progress, :meth:`note` prints a line
     under it.
 
-    ``quiet``: display nothing. ``asks``: :meth:`consent` asks the person at the terminal; without it, the method takes
-    consent for granted.
+    ``quiet``: display nothing. ``asks``: True if :meth:`consent` asks the person at the terminal; False if it does
+    nothing, as if the person had agreed.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, asks: bool = False) -> None:
@@ -236,8 +236,7 @@ class Reporter:
         that loops report through :func:`fairpate.types.tell`.
 
         Yields the function ``advance(done, total)``, which reports progress. A stage that takes less than
-        ``patience_s`` is not shown. With a quiet reporter, ``advance`` reports to the listener around this block, if
-        any.
+        ``patience_s`` is not shown. A quiet reporter shows nothing: its ``advance`` is :func:`fairpate.types.tell`.
         """
         if self.console.quiet:
             yield tell

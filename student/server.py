@@ -55,8 +55,8 @@ class SharedGate:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
 
     async def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
-        """Decide in order which of some predictions are answered, and count those; return True for each that is
-        answered."""
+        """Decide for each prediction, in order, whether the gate lets it be answered, and count the answered ones.
+        Return these decisions: True for a prediction that is answered."""
         # Nothing is awaited between two predictions, so that the requests of two clients do not mix.
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 

@@ -106,8 +106,8 @@ def made(factory: Factory, seed: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTeachersVotes:
-    """The votes of a user's own teachers, ``votes_QC``, whose rows sum to T, and a hash of everything that determines
-    the votes. Both are private."""
+    """The votes of a user's own teachers: ``votes_QC``, whose rows sum to T, and ``digest``, a hash of everything that
+    determines the votes. Both are private."""
 
     votes_QC: VoteArray
     digest: str

@@ -207,8 +207,8 @@ def nearest_of_samples(
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
-    """Merge the nearest records found in several blocks: return the K nearest of all to each query, the same as one
-    search through all blocks would."""
+    """Merge the results of a search in each block: return the K records nearest to each query among the records of all
+    blocks. ``parts`` has the K nearest records (Q, K) of each block."""
     count, all_Q = parts[0].shape[1], np.concatenate(parts, axis=1)
     # The same three keys as in `_nearest_in`: a record that is not there, at an infinite distance, comes last.
     first = np.lexsort((all_Q["label"], all_Q["order"], all_Q["squared"]), axis=1)[:, :count]
@@ -426,7 +426,8 @@ def number_of_actors(config: RayConfig) -> int:
     """Return ``ray.num_actors``; if it is not set, the number of actors for which the cluster has room now, at least
     one.
 
-    PoolError if there is no room for ``ray.num_actors``, and ``ray.wait_for_nodes_s`` does not announce more nodes.
+    PoolError if the cluster has no room for ``ray.num_actors`` now, unless ``ray.wait_for_nodes_s`` is set, which says
+    that more nodes will join the cluster.
     """
     fitting, cluster = room_for(num_cpus=config.num_cpus, num_gpus=config.num_gpus)
     wanted = config.num_actors or max(1, fitting)
@@ -536,8 +537,8 @@ def start_ray(config: RayConfig) -> Iterator[None]:
 def _private_to_this_process() -> Iterator[None]:
     """Restrict a Ray that is started inside the block to this machine, and protect it with a token of its own.
 
-    Ray's support of clusters is switched off, as it is by default on macOS: then Ray accepts connections from this
-    machine alone, for which its option `_node_ip_address` is not enough. An authentication mode or a token that the
+    Ray's support of clusters is switched off, as it is by default on macOS. Then Ray accepts connections from this
+    machine alone; its option `_node_ip_address` does not achieve this. An authentication mode or a token that the
     user chose in the environment is respected. By default Ray would write its token into a file that all users may
     read.
     """
@@ -577,8 +578,8 @@ def _read_authentication_again() -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Inside the block, let Ray install its handler of the signal SIGTERM; afterwards restore this process's own,
-    because Ray's would print a C++ stack on the terminal."""
+    """Context manager: restore this process's handler of the signal SIGTERM after the ``with`` block, in which Ray
+    installs another one. Ray's handler would print a C++ stack on the terminal."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield

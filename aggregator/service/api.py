@@ -321,7 +321,8 @@ class Costs(Body):
 
 
 class Overview(Body):
-    """The state that an operator's page shows. Private: not to be published."""
+    """What an operator's page shows about a service: health, advice, budget, costs, and queries by outcome. Private:
+    not to be published."""
 
     at_s: float
     started_s: float
@@ -681,7 +682,11 @@ def add_error_bodies(app: FastAPI) -> None:
 def add_analyst_routes(
     app: FastAPI, facts: Facts, states: States, batcher: Batcher, counters: ServiceMetrics, tokens: LiveTokens
 ) -> None:
-    """Add the analysts' routes and the service's page to ``app``."""
+    """Add the analysts' routes and the service's page to ``app``.
+
+    ``facts`` describe the run, ``states`` computes what pages show, ``batcher`` submits queries, ``counters`` are the
+    service's metrics, and ``tokens`` are the accepted tokens.
+    """
     writer, pool, streams = states.writer, states.pool, states.streams
     queries_type, estimate_type = bodies_for(pool)
 
@@ -810,7 +815,8 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) -> None:
-    """Add the operators' routes to ``app``."""
+    """Add the operators' routes to ``app``; ``states`` computes what their page shows, and ``counters`` are the
+    service's metrics."""
     writer, pool, streams = states.writer, states.pool, states.streams
 
     @app.get("/v1/operator/ledger", response_model=LedgerPage)

@@ -161,11 +161,11 @@ class BudgetForecast:
 
 
 def forecast(points: Sequence[ChargesAt], *, left: int, is_exact: bool, now_s: float) -> BudgetForecast:
-    """Forecast how long the budget lasts, which has room for ``left`` more queries, at the rate of the last hour, or of
-    the last day if that hour was quiet.
+    """Forecast how long the privacy budget lasts if queries come at the rate of the last hour, or of the last day if
+    none came in the last hour.
 
-    ``points`` are the charges so far. ``is_exact`` is False if votes decide when the budget ends: then no forecast is
-    made.
+    ``points`` are the numbers of charges at several times. The budget has room for ``left`` more queries. ``is_exact``
+    is False if votes decide when the budget ends: then no forecast is made.
     """
     charged, seconds, window = 0, 0.0, ""
     for window_s, name in _WINDOWS_S:
@@ -273,7 +273,7 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
 
 @dataclass(eq=False)
 class States:
-    """Computes the states of a service that its page shows: the analyst's and the operator's.
+    """Computes what the pages of a service show about its present state, to analysts and to operators.
 
     ``latency`` returns quantiles of the duration of requests; ``last_backup`` returns when the ledger was last copied,
     None for never.
@@ -300,7 +300,8 @@ class States:
             self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
 
     async def for_analyst(self) -> dict[str, Any]:
-        """Return a :class:`aggregator.service.api.State` as JSON."""
+        """Return what an analyst's page shows, budget and health, as the JSON of
+        :class:`aggregator.service.api.State`."""
         snapshot = self.writer.snapshot
         status = snapshot.budget_status()
         # The room of a budget that ends by votes reveals how they voted.
@@ -308,7 +309,8 @@ class States:
         return {"budget": status.to_json(), "queries_left": left, "health": self.health.to_json()}
 
     async def for_operator(self) -> dict[str, Any]:
-        """Return a :class:`aggregator.service.api.Overview` as JSON."""
+        """Return what an operator's page shows, such as health, advice, budget and private costs, as the JSON of
+        :class:`aggregator.service.api.Overview`."""
         now_s, snapshot, history = time.time(), self.writer.snapshot, self._history
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
         history.look(ledger, num_charges, now_s=now_s)

@@ -117,9 +117,9 @@ class Point:
     the sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
     undefined objective. ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
     repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
-    records, NaN if unknown. ``degenerate`` says in words why, for any seed, the gaps of the model are meaningless;
-    ``groups`` counts the seeds in which a constant prediction would serve a group better, or a group had no answered
-    test record.
+    records, NaN if unknown. ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in
+    words. ``groups`` counts, for each group, the seeds in which a constant prediction would serve the group better, and
+    those in which the group had no answered test record.
     """
 
     method: str
@@ -373,9 +373,9 @@ class SelectionRule:
     package's own, as the paper states none.
 
     A configuration is eligible if its coverage is at least ``min_coverage``, its accuracy is at most
-    ``max_accuracy_loss`` below the best that a finite epsilon reaches in its panel, and it is not degenerate. Values of
-    the setting's first objective within its ``tolerance`` of the best count as equal; among those the highest accuracy
-    wins.
+    ``max_accuracy_loss`` below the best that a finite epsilon reaches in its panel, and it is not degenerate. Each
+    setting compares eligible configurations by its first objective. Those whose value is at most ``tolerance`` above
+    the best count as equal; among them the highest accuracy wins.
     """
 
     # Without thresholds, the smallest disparity or epsilon would reward models that refuse or answer all records alike.
@@ -414,8 +414,8 @@ def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: flo
     """Return the thresholds of ``rule`` that exclude a method from all of the paper's settings; empty if one of its
     ``points`` is eligible.
 
-    These are the thresholds that every point misses. If no threshold is missed by every point, these are all thresholds
-    that some point misses. The entry ``definition`` means that an objective is undefined.
+    A point is excluded if it does not meet a threshold. The result has the thresholds that no point meets or, if there
+    is none, all thresholds that some point does not meet. ``definition`` means that an objective is undefined.
     """
     below = [_below_thresholds(point, rule, best_error) for point in points]
     if not all(below):

@@ -64,8 +64,8 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """Return the sentences about the points of one panel (data set and privacy class): on the best configurations whose
-    epsilon is within the middle level, then within up to four other levels
+    """Return the sentences about the points of one panel (data set and privacy class). They describe the best
+    configurations within the middle level of epsilon, then those within up to four other levels
     (:func:`fairpate.report.figures.epsilon_levels`)."""
 
     def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
@@ -150,8 +150,8 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the distinct ``names`` as text, ``a, b and c``; of many names only the first three, and the number of the
-    others."""
+    """Return the distinct ``names`` as text, ``a, b and c``. Of many names the text has only the first three, and the
+    number of the others."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
@@ -199,8 +199,9 @@ def baseline_words(found: frontier.Baselines) -> str:
 
 
 def left_out_words(points: Sequence[Point]) -> str:
-    """Return a sentence that names the methods without a configuration that meets the thresholds in any of the paper's
-    settings, with the thresholds that they miss; empty if there is no such method."""
+    """Return a sentence that names the excluded methods and the thresholds that they do not meet. A method is excluded
+    from the choices in all of the paper's settings if none of its configurations meets all thresholds. Return an empty
+    text if no method is excluded."""
     least = frontier.best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",
@@ -371,8 +372,9 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
-    """Return the template values for the section of the page on one privacy class: its panels, and in ``seen``, for
-    each notion of fairness in ``by_notion``, the values that depend on the notion."""
+    """Return the template values for the section of the page on one privacy class. They include a list of panels (data
+    sets). The list ``seen`` of a panel has the values that depend on the notion of fairness, one entry for each notion
+    in ``by_notion``."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):

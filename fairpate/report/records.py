@@ -484,8 +484,8 @@ def fair_words(rule: FairRule) -> str:
 
 
 def _number(measured: Evaluation, number: int, which: str = "") -> str:
-    """Return words for a number of test records or persons, such as "about 300 test records"; "about" is added if
-    metrics are private, because numbers are then estimates."""
+    """Return words for a number of test records or persons, such as "about 300 test records", with ``which`` before the
+    noun. "about" is added if metrics are private, because numbers are then estimates."""
     return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.words['noun'])}"
 
 
@@ -658,14 +658,14 @@ Course = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQueries(QueryOutcomes):
-    """The publishable facts about the queries that were submitted to teachers: the numbers by outcome in the privacy
-    statement, and more.
+    """The publishable facts about the queries that were submitted to teachers, in addition to the numbers of queries by
+    outcome.
 
     At most ``num_teachers`` vote on a query; ``voters`` is the word for them, ``teachers`` or ``neighbours``.
-    ``mechanism`` describes how labels are released. ``epsilon_course`` is the data-independent epsilon as the number of
-    submitted queries grows, at the guarantee's delta; a query that is refused before the vote counts too.
-    ``outcomes_GO`` counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the
-    released labels of each group and class.
+    ``mechanism`` describes how labels are released. ``epsilon_course`` is the data-independent epsilon after each
+    number of submitted queries, at the guarantee's delta; a query that is refused before the vote counts too.
+    ``outcomes_GO`` is the number of queries by public group and outcome, in the order of ``OUTCOMES``. ``answered_GC``
+    is the number of released labels by public group and class.
     """
 
     mechanism: str

@@ -199,8 +199,8 @@ def public_report(report: PublicReport) -> str:
 
 
 def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
-    """Return the values for the template ``run.html``, with which both the public and the private report begin;
-    ``without_privacy``, a baseline that must not be published, is for the private report alone."""
+    """Return the values for the template ``run.html``, the first part of both the public and the private report. Only
+    the private report shows ``without_privacy``, a baseline that must not be published."""
     voting, trained = report.voting, report.num_training_labels
     # The noise on votes is exact, that of training is in floating point.
     exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
@@ -232,8 +232,9 @@ def answered_words(measured: Evaluation) -> str:
 
 
 def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]:
-    """Return the template values with which pages show how a model treats groups: names and marks of groups, the end of
-    the axis of fairness gaps, and for each of ``evaluations`` functions and sentences on its records and predictions.
+    """Return the template values with which pages show how a model treats groups: the marks of groups, the names of
+    fairness gaps and the end of their axis, functions that describe an evaluation in words, and for each of
+    ``evaluations`` a sentence on its predictions.
 
     ``model``: the word that the sentences use for the model.
     """
@@ -317,8 +318,8 @@ def private_report(report: PrivateReport) -> str:
 
 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
-    """Return the template values on single queries for the private report: charts and words on the data-dependent
-    privacy cost of each query as a share of its worst case, and on how many voters agreed."""
+    """Return the template values for the part of the private report that shows single queries: the data-dependent
+    privacy cost of each query as a share of its worst case, and how many voters agreed, as charts and words."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
     # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
@@ -637,9 +638,11 @@ _bound = lru_cache(epsilon_lower_bound)
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """The result of a membership-inference attack on canaries (records added to test privacy): the attacker's
-    ``guesses`` which canaries were included, and, if scores are Gaussian, the distance between scores of included and
-    excluded canaries (``separation``)."""
+    """The result of a membership-inference attack on canaries (records added to test privacy).
+
+    ``guesses``: how often the attacker was right about which canaries were included. ``separation``: how far the scores
+    of included canaries are above those of the others; None if scores are not Gaussian.
+    """
 
     guesses: Guesses
     separation: Separation | None = None
@@ -743,7 +746,8 @@ class Audit:
 
     @property
     def power_words(self) -> str:
-        """A sentence on whether the audit would have detected missing noise, as the results of its controls show."""
+        """A sentence on whether the audit would have detected missing noise, as the results of its controls (releases
+        with about half of the noise) show."""
         # The weakest control decides: a fault in that release could stay unseen.
         proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:
