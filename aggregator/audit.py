@@ -98,15 +98,16 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
 
 
 def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Charge]:
-    """Return all charges in the ledger at ``place``, in the order they were made. LedgerError as :func:`verify`."""
+    """Return all charges in the ledger at ``place``, in the order they were made. LedgerError for a ledger that
+    :func:`verify` does not accept."""
     return _read(place, anchor)[1].charges
 
 
 def export(place: Place, out: Path) -> None:
     """Write a ledger's terms (mechanism, gate, budget) and all its charges to the file ``out``, atomically.
 
-    The ending decides the format: ``.parquet`` (with the terms in its metadata) or ``.json``. LedgerError as
-    :func:`verify`; UserError for another ending and for a file that exists.
+    The ending decides the format: ``.parquet`` (with the terms in its metadata) or ``.json``. LedgerError for a ledger
+    that :func:`verify` does not accept; UserError for another ending and for a file that exists.
     """
     if out.suffix not in (".parquet", ".json"):
         raise UserError(f"{out}: expected a file name that ends in .parquet or .json; give one of these endings.")
@@ -149,11 +150,11 @@ START = LogEnd()
 
 
 def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Iterator[tuple[LogEnd, str]]:
-    """Yield pairs (end of the log with this line, line): the lines by which an audit log that ends at ``end`` is
-    continued.
+    """Yield the lines that are to be appended to an audit log that ends at ``end``. Each comes as a pair: the end that
+    the log then has, and the line.
 
     Lines for later entries of the ledger come first, then lines for later actions in ``actions``, the run's journal of
-    what its operators did. LedgerError if the ledger lacks the entry, or the journal the action, at which the log ends.
+    what its operators did. LedgerError if the ledger lacks the log's last entry, or the journal the log's last action.
     """
     name = shown(place)
     with closing(back_end(place).reader(place)) as reader:
@@ -340,5 +341,5 @@ def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, An
     whole = content[: content.rfind(b"\n") + 1]
     for number, (values, chain) in enumerate(_verified(whole, f"{journal}: action"), start=1):
         if values.get("action") != number:
-            raise LedgerError(f"{journal}: action {number} was changed or removed; restore it from a copy.")
+            raise LedgerError(f"{journal}: action {number} was changed or removed; restore this journal from a copy.")
         yield Head(number, chain), values

@@ -119,7 +119,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
     def estimate(self, questions: Sequence[Question] | None = None, *, count: int | None = None) -> Estimate:
         """Return what the given queries, or ``count`` new ones, would cost; nothing is submitted or charged."""
         if (questions is None) == (count is None):
-            raise ValueError("Expected either questions or count; give one of the two arguments.")
+            raise ValueError("Expected either questions or count, got both or none; give one of the two arguments.")
         body = {"count": count} if questions is None else {"queries": _queries(questions)}
         return self._request("POST", "/v1/estimate", Estimate, body)
 
@@ -328,7 +328,8 @@ def parse_questions(text: str) -> list[Question]:
 
 
 def parse_range(word: str) -> Sequence[int]:
-    """Return the record numbers of a typed range: ``17``, or ``0:500`` without 500. CommandError for anything else."""
+    """Return the record numbers that a typed word means: ``17`` is one number, ``0:500`` are the numbers from 0 to 499.
+    CommandError for any other word."""
     start, colon, stop = word.partition(":")
     # `isdecimal`, as `isdigit` accepts superscripts, which int() refuses. Length is limited, as int() refuses a number
     # of more than 4300 digits with an error of its own.
@@ -410,7 +411,7 @@ def query_batch(
     """
     url, command = split_url(words)
     if command:
-        raise CommandError(f"{' '.join(command)}: give either a command or --ids.")
+        raise CommandError(f"{' '.join(command)}: found both a command and --ids; give either a command or --ids.")
     numbers = parse_range(ids)
     if out is not None:
         check_output(out, "--out", is_file=True, suffixes=tuple(_WRITERS))

@@ -77,9 +77,9 @@ class Asked(NamedTuple):
 class OwnLimit:
     """The part of the shared privacy budget that one caller may spend. A field that is None sets no such limit.
 
-    ``epsilon`` limits the data-independent cost of the caller's queries, at the budget's delta; ``max_queries`` limits
-    their number; ``per_day`` is the size of a quota of queries that refills evenly within a day. ValueError for a limit
-    that is negative, infinite or NaN; zero is allowed for ``max_queries`` only.
+    ``epsilon`` limits the data-independent cost of the caller's queries, at the budget's delta. ``max_queries`` limits
+    their number. ``per_day`` is a quota: that many new queries may be submitted at once, and the quota refills evenly
+    within a day. ValueError for a limit that is negative, infinite or NaN; zero is allowed for ``max_queries`` only.
     """
 
     epsilon: float | None = None
@@ -166,11 +166,11 @@ class LedgerState:
     """The state of a ledger, computed from its entries: charges of queries, their outcomes and callers, and callers'
     limits.
 
-    ``keys`` (content hashes of queries), ``groups`` and ``outcomes`` have one item per charge, in order; the outcome is
-    None for a query to which a crash left none. ``outcome_of`` maps keys to stored outcomes. ``asked`` lists which
-    request made which charges, in order; it only grows. ``charged_to`` counts the queries charged to each caller, with
-    the empty name for the run itself. ``limits`` maps callers to their limits. ``head`` is the number and digest of the
-    last entry; ``stored_terms`` are the terms as they were stored.
+    Three lists have one item per charge, in order: ``keys`` (the content hashes of the queries), ``groups``, and
+    ``outcomes`` (None for a query that a crash left without an outcome). ``outcome_of`` maps keys to stored outcomes.
+    ``asked`` lists which request made which charges, in order; it only grows. ``charged_to`` counts the queries charged
+    to each caller; the run itself has the empty name. ``limits`` maps callers to their limits. ``head`` is the number
+    and digest of the last entry. ``stored_terms`` are the ledger's terms as plain JSON values.
     """
 
     def __init__(self, name: str, header: Header, noted: Sequence[Head], rows: Iterable[Row]) -> None:
@@ -303,11 +303,14 @@ class BackEnd(NamedTuple):
     """The classes that write and read a ledger and its anchor, in files or in databases, and a function that writes a
     whole ledger.
 
-    An anchor is a copy of a ledger's last entry's number and digest at another place. A ``store`` is opened by a
-    ledger's one writer; with ``create`` it creates a missing ledger. Opening raises LedgerError if the ledger was lost,
-    or if another process writes it, unless ``take_over`` ends that writer (where the store can). A ``reader`` writes
-    nothing, and a writer may be at work meanwhile. Opening an ``anchor`` does not read it; UnreachableError if no
-    database answers. ``write`` writes a complete ledger to a place, or nothing; LedgerError if that place has a ledger.
+    * ``store`` writes a ledger, and is opened by the ledger's one writer. With ``create`` it creates a missing ledger.
+      Opening raises LedgerError if the ledger was lost, or if another process writes it. In a database, ``take_over``
+      ends the other process's access instead.
+    * ``reader`` reads a ledger and writes nothing; a writer may be at work at the same time.
+    * ``anchor`` is a copy of the number and digest of a ledger's last entry, at another place. Opening it reads
+      nothing; UnreachableError if its database does not answer.
+    * ``write`` is a function that writes a complete ledger to a place, or nothing. LedgerError if that place has a
+      ledger.
     """
 
     store: type[store.SqliteStore | PostgresStore]
@@ -328,11 +331,11 @@ def back_end(place: Place) -> BackEnd:
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
-    """Return the ledger's last entry, as the anchor at ``place`` has it, as the only element of a tuple.
+    """Return the number and digest of a ledger's last entry, as stored in the anchor at ``place``. They are the only
+    item of a tuple, which is empty if ``place`` is None.
 
-    An anchor is a copy of the number and digest of a ledger's last entry at another place, so that an older copy of the
-    ledger is noticed. The tuple is empty if ``place`` is None. Errors are those of
-    :meth:`aggregator.store.FileAnchor.noted`.
+    An anchor is a copy of this number and digest at another place, so that an older copy of the ledger is noticed.
+    LedgerError if the anchor is missing or damaged, UnreachableError if it cannot be read now.
     """
     if place is None:
         return ()
@@ -441,10 +444,11 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             raise LedgerError(f"{self.name}: writing to the ledger ended ({self._failure or 'closed'}); open it again.")
 
     def look(self) -> None:
-        """Raise LedgerError as :meth:`check` does, or if the ledger's disk or database, or its anchor, does not answer.
+        """Raise LedgerError in the cases of :meth:`check`, or if the ledger's files, database or anchor are lost or do
+        not answer.
 
-        Store and anchor are queried on new connections. Any thread may call this; it blocks while they hang, but no
-        write waits for it.
+        A database is queried on a new connection. Any thread may call this. If a disk or database hangs, this call
+        waits for it; writes do not wait for this call.
         """
         self.check()
         self.store.look()
@@ -487,8 +491,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         return range(first, first + len(keys))
 
     def commit(self, reserved: range, outcomes: Sequence[Outcome]) -> None:
-        """Store the outcomes of the charged queries ``reserved`` durably, in one transaction. Answers may leave only
-        after this returns."""
+        """Store the outcomes of the charged queries ``reserved`` durably, in one transaction. Only after this returns
+        may the answers be sent to a caller."""
         # An outcome that was released must never be written over by another draw.
         if self.outcomes[reserved.start : reserved.stop] != [None] * len(outcomes):
             raise ValueError(
@@ -499,7 +503,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         for settled in outcomes:
             if (settled.verdict == "answer") != (settled.label is not None):
                 what = f"{settled.verdict}, {settled.label}"
-                raise ValueError(f"Expected a label for the verdict answer and None for a refusal, got {what}.")
+                raise ValueError(
+                    f"Expected a label for the verdict answer and None for a refusal, got {what}; correct this outcome."
+                )
             if settled.label is None:
                 words.append(settled.verdict)
             else:

@@ -78,8 +78,9 @@ class Mechanism(ABC):
     """A mechanism draws released labels from votes, and returns the privacy events of doing so.
 
     It is a frozen dataclass of public parameters, all plain numbers. ``name`` is stored in ledgers and must never be
-    given to another mechanism. ``voters`` is the word for the voters on pages. ``releases`` says what is released with
-    an answer. ``all_vote`` is False if not every voter votes on every query, as with the neighbours in a small sample.
+    given to another mechanism. ``voters`` is the word for the voters in reports, such as teachers. ``releases`` says
+    what is released with an answer. ``all_vote`` is False if not every voter votes on every query, as with the
+    neighbours in a small sample.
     """
 
     name: ClassVar[str]
@@ -97,12 +98,11 @@ class Mechanism(ABC):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        """Draw and return one outcome per query, in order, and count the answers in the demographic-parity gate
-        ``gate``.
+        """Draw an outcome for each query from its votes ``votes_QC`` (integers >= 0), and return them in order.
 
-        ``votes_QC`` are integers >= 0. The noise of query i is derived from ``keys[i]``, so that results do not depend
-        on how queries are grouped into blocks. The caller must charge the queries before this call, and store the
-        outcomes before they are released.
+        Labels pass the demographic-parity ``gate``, which counts the answers. The noise of query i is derived from
+        ``keys[i]``, so that results do not depend on how queries are grouped into blocks. The caller must charge the
+        queries before this call, and store the outcomes before they are released.
         """
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Mechanism(ABC):
     def realised(self, votes_QC: IntArray) -> Event:
         """Return the event of queries with these votes, for the operator only; its cost is never above the worst case.
 
-        By default it is the worst case: so in a mechanism whose cost does not depend on votes.
+        The default is the worst case, for mechanisms whose cost does not depend on votes.
         """
         return self.worst_case(len(votes_QC))
 
@@ -181,7 +181,7 @@ def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityG
 @dataclass(frozen=True, kw_only=True)
 class ConfidentVotes(MechanismParameters, Mechanism):
     """A mechanism that releases the noisy argmax of the votes after a noisy threshold check of the largest count.
-    Subclasses set the voters and whether counts are released too."""
+    Subclasses decide who votes (teachers or neighbours), and whether the noisy counts are released too."""
 
     def answer(
         self,
@@ -238,8 +238,8 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         return f"{check}, label noise σ₂ = {self.noise_stddev_votes:g} votes{counts}"
 
     def columns(self) -> dict[str, str]:
-        """Return the mechanism's parameters for a table of results, named by the symbols of the paper's algorithm.
-        Without a threshold check, its noise is shown as "-"."""
+        """Return the mechanism's parameters for a table of results, named by the symbols of Confident-GNMax: T, sigma1
+        and sigma2. Without a threshold check, T is "none" and sigma1, the noise of the check, is "-"."""
         has_check = math.isfinite(self.threshold)
         return {
             "T": f"{self.threshold:.0f}" if has_check else "none",
@@ -299,10 +299,11 @@ class ConfidentCounts(ConfidentVotes):
 
 @dataclass(frozen=True, kw_only=True)
 class NearestRecords(ConfidentVotes):
-    """The noisy argmax of the labels of the ``num_neighbours`` nearest records of a random sample.
+    """Private-kNN: for each query, a random sample of the private records is drawn at ``sampling_rate``, and the
+    ``num_neighbours`` sampled records nearest to the query vote with their labels. The noisy argmax is released.
 
-    A threshold of ``-inf`` means that no threshold is checked, and none is paid for. ValueError for a sampling rate
-    outside (0, 1] and for fewer than one neighbour.
+    With a threshold of ``-inf`` there is no threshold check, and its cost is not charged. ValueError for a sampling
+    rate outside (0, 1] and for fewer than one neighbour.
     """
 
     name: ClassVar[str] = "nearest_records"

@@ -286,8 +286,8 @@ class PostgresStore:
         return found[0]
 
     def begin(self, head: Head) -> None:
-        """Commit the number (epoch) by which this writer is recognised: from now on it is the only writer. ``head`` is
-        the number and digest of the last entry that was verified."""
+        """Commit this writer's epoch, a number that every write is compared with: from now on this writer is the only
+        one. LedgerError unless ``head``, the last entry that was verified, is the last on record."""
         if head != self._last:
             raise LedgerError(
                 f"{self._place}: entry {self._last.number}, the last on record, is not the last that was "
@@ -304,9 +304,8 @@ class PostgresStore:
         done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
         if done.rowcount != 1:
             raise StoreError(
-                "another writer took over, the last entry has changed, or the server's fsync was turned off; "
-                "stop the other "
-                "writer, or turn fsync on"
+                "another writer took over this ledger, its last entry has changed, or the server's fsync was turned "
+                "off; stop the other writer, or turn fsync on"
             )
         self._last = head
 
@@ -339,11 +338,11 @@ class PostgresStore:
             )
 
     def _take_advisory_lock(self, *, take_over: bool) -> None:
-        """Take the advisory lock that keeps a second writer out. LedgerError if another writer's connection has it,
-        unless ``take_over``.
+        """Take the PostgreSQL advisory lock that keeps a second writer out. LedgerError if another writer's connection
+        has the lock.
 
-        ``take_over`` ends that connection. If the lock is not free even then, the ledger is protected by the writer's
-        epoch alone, a number that every entry must match.
+        With ``take_over`` that connection is ended instead. If the lock still does not become free, this writer
+        continues without it: its epoch, a number that every write is compared with, stops the other writer.
         """
         connection = self._commits.connection
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)

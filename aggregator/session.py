@@ -436,8 +436,8 @@ class AggregatorSession:
     def ask(
         self, queries: Sequence[Query], vote: VoteFunction, *, quota: QuotaRoom = lambda _: math.inf
     ) -> tuple[Reply, ...]:
-        """Submit queries; return one reply per query, in order. No query from the first one on that exceeds the budget
-        is charged.
+        """Submit queries; return one reply per query, in order. The first new query for which the budget has no room is
+        not charged, and neither are the new queries after it.
 
         A query whose outcome is stored gets this outcome again: nothing is charged or drawn, even if the budget is
         closed. ``vote`` is called with new queries only; no caller is charged with more of them than ``quota`` allows.
@@ -475,7 +475,8 @@ class AggregatorSession:
                 terms.mechanism.all_vote and (totals_Q < terms.num_teachers).any()
             ):
                 raise VotesUnavailableError(
-                    f"Expected the votes of all {terms.num_teachers} teachers on every query; submit the queries again."
+                    f"Expected the votes of all {terms.num_teachers} teachers on every query, got fewer or more; "
+                    "submit the queries again."
                 )
             with self._lock:
                 self._write(new, votes_QC, quota)

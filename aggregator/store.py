@@ -88,7 +88,7 @@ class UnreachableError(LedgerError):
 
 
 class StoreError(OSError):
-    """Storing a ledger's entry failed, so that the entry may be stored or not. The message is the reason."""
+    """Storing a ledger's entry failed, and it is unknown whether the entry is stored. The message is the reason."""
 
 
 class Head(NamedTuple):
@@ -141,7 +141,7 @@ def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
 
 def verified_entries(rows: Iterable[Row], name: str, header: Header, head: Head) -> Iterator[Row]:
     """Verify the entries ``rows`` of the ledger ``name``, and yield them. ``head`` is the number and digest of the
-    entry before.
+    entry before the first of them.
 
     LedgerError at the first entry whose number or digest is wrong.
     """
@@ -276,8 +276,8 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
 def noted_head(file: Path, descriptor: int | None = None) -> Head:
     """Return the number and digest of a ledger's last entry, as written in ``file``, which is a head file or an anchor.
 
-    If ``descriptor`` is given, it is the open file, which is read instead of the path. LedgerError if the file is
-    missing or damaged.
+    If the caller has opened the file, ``descriptor`` is the open file, and is read. LedgerError if the file is missing
+    or damaged, UnreachableError if it cannot be read now.
     """
     try:
         content = file.read_bytes() if descriptor is None else os.pread(descriptor, _HEAD_BYTES, 0)
@@ -562,8 +562,8 @@ class SqliteStore:
 
 @dataclass(frozen=True)
 class FileAnchor:
-    """An anchor in a file: the number and digest of a ledger's last entry, kept where a copy of the ledger does not
-    overwrite it."""
+    """An anchor in a file: the number and digest of a ledger's last entry, stored apart from the ledger. So an older
+    copy of the ledger is noticed: it does not overwrite the anchor."""
 
     path: Place
 
@@ -596,7 +596,7 @@ class FileAnchor:
         except OSError as error:
             what = f"the ledger's anchor cannot be read ({error.strerror})"
             raise UnreachableError(
-                f"{self.path}: {what}; bring this file, which notes the last entry, back."
+                f"{self.path}: {what}; restore access to this file, which notes the last entry."
             ) from error
 
     def look(self) -> None:
@@ -625,8 +625,8 @@ class FileAnchor:
 
     @contextmanager
     def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
-        """Open the anchor's file; give the block its descriptor and the entry in it. With ``locked``, the file is
-        locked inside the block, as writers lock it only while they write an entry."""
+        """Context manager: open the anchor's file, and give the block the file's descriptor and the entry that the file
+        notes. With ``locked``, the file is locked inside the block, as it is while a writer notes an entry."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:

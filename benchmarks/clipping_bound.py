@@ -79,7 +79,7 @@ def gradient_norms(config: Any, dataset: Any) -> np.ndarray[Any, Any]:
     generator = torch.Generator().manual_seed(config.seed)
     trained = train_f_ld(
         model, private.x, private.y, private.z, settings, parity=parity_of(settings, dataset), generator=generator
-    ).model
+    )
     with torch.no_grad():
         chance = trained(private.x).softmax(dim=1)[:, 1].numpy()
     length = np.sqrt((private.x.double().numpy() ** 2).sum(axis=1) + 1)

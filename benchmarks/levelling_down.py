@@ -67,7 +67,7 @@ def levelled(cell: Cell, dataset: Dataset, cap: float) -> dict[str, Any]:
         config,
         parity=parity_of(config, dataset),
         generator=torch.Generator().manual_seed(cell.config.seed),
-    ).model
+    )
     with torch.no_grad():
         outputs = trained(private.x)
         loss = functional.cross_entropy(outputs, private.y, reduction="none")

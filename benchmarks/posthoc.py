@@ -150,7 +150,7 @@ def logistic_regression(dataset: Dataset, seed: int) -> torch.nn.Module:
     shape = tuple(dataset.private.x.shape[1:])
     model = build_model(ModelConfig(name="logistic"), input_shape=shape, num_classes=2, generator_seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    return dp_sgd.train_sgd(model, dataset.private.x, dataset.private.y, FIT, generator=generator).model
+    return dp_sgd.train_sgd(model, dataset.private.x, dataset.private.y, FIT, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ for _name, _module in {"aggregator": "ledger.py", "student": "card.py", "teacher
     _found = None if _spec is None else _spec.origin or next(iter(_spec.submodule_search_locations or ()), None)
     if _found is None or not Path(_found).with_name(_module).is_file():
         raise ImportError(
-            f"FairPATE needs its own package {_name}, and finds {_found or 'none'}; rename that one or take its folder "
-            "out of PYTHONPATH, or install fairpate again."
+            f"FairPATE needs its own package {_name}, and Python finds {_found or 'none'}; rename the one found, take "
+            "its folder out of PYTHONPATH, or install fairpate again."
         )
 
 # The stub next to this file is the only list of public names, for type checkers and for __getattr__.

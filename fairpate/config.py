@@ -330,8 +330,8 @@ class NetworkConfig(Section):
 class BackboneConfig(Section):
     """The initial weights of ResNets and DenseNets, for teachers and for the published model.
 
-    With a file of weights, BatchNorm layers keep the statistics in the file; without one, the networks have GroupNorm
-    layers instead.
+    With a file of weights, BatchNorm layers keep the means and variances in the file; without one, the networks have
+    GroupNorm layers instead.
     """
 
     weights: WeightsConfig | None = Field(None, description="File of initial weights; null: random weights.")
@@ -478,7 +478,7 @@ class PrivacyTarget(Terms):
 
 
 class DpfrConfig(Section):
-    """The settings of a regulariser, computed on public records, that penalises demographic-parity gaps."""
+    """The settings of DPFR, a regulariser that penalises a model's demographic-parity gaps on public records."""
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
     maximum: Literal["hardmax", "softmax"] = Field(
@@ -757,13 +757,14 @@ class GatedAggregatorConfig(AggregatorConfig):
 
 
 class GatedQueriesConfig(QueriesConfig):
-    """The settings of queries to teachers whose answers pass a demographic-parity gate before they are released."""
+    """The settings of queries to teachers, and of the demographic-parity gate that may refuse to release an answer."""
 
     gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
 
 class QueriesTarget(Terms):
-    """The guarantee of all released labels together, for one record added or removed."""
+    """The privacy guarantee of all released labels together; neighbouring data sets differ by one record, added or
+    removed."""
 
     epsilon: Positive | None = Field(None, description="Epsilon that is published. null: the noise is as configured.")
 
@@ -978,7 +979,8 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(
-            f"{path}: expected a mapping of sections, such as `data:`, at the top level, got {type(values).__name__}."
+            f"{path}: expected a mapping of sections, such as `data:`, at the top level, got {type(values).__name__}; "
+            "correct the file."
         )
     return values
 

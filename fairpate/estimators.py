@@ -217,7 +217,9 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
         )
     groups: Values = column_or_1d(np.asarray(given))
     if len(groups) != count:
-        raise ValueError(f"{name}: expected one value per record, got {len(groups)} values for {count} records.")
+        raise ValueError(
+            f"{name}: expected one value per record, got {len(groups)} values for {count} records; give one for each."
+        )
     _require_known(groups, name)
     return groups
 
@@ -888,7 +890,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
             if values["format"] != _FORMAT:
                 raise ValueError(  # noqa: TRY301 - reported below
-                    f"estimator.json: expected format {_FORMAT}, got {values['format']}; load it with its own version"
+                    f"estimator.json: expected format {_FORMAT}, got {values['format']}; load it with the "
+                    "version of fairpate that saved it"
                 )
             for name, digest in values["files"].items():
                 # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
@@ -1009,8 +1012,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
-        """Return the published model. If it was trained without groups, a copy is returned that knows the names in
-        ``groups``, so that it can be measured by group."""
+        """Return the published model. If it was trained without groups, return a copy in which the names of the groups
+        are those in ``groups``, so that it can be measured by group."""
         if groups is None or len(self.groups_):
             return self.student_
         names = tuple(str(name) for name in np.unique(groups))
@@ -1151,7 +1154,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for field, value in flattened(written).items():
             # A saved estimator has all settings, unread ones at their defaults.
             if f"{field}.".startswith(unread) and value != before.get(field):
-                raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
+                raise ConfigError(f"{field}: not read because of {cause}; leave it out, or change {cause}.")
         return config
 
     def _public(self, X: Any, groups: Any, seed: int) -> GivenRecords | None:
@@ -1202,7 +1205,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             place = _place(None if names is None else list(names), column, x.shape[1])
             if not column.edges:
                 raise ValueError(
-                    "sensitive_feature.edges: drawn public records get their groups from edges, got none; give edges."
+                    "sensitive_feature.edges: drawn public records (public_X is a number) need edges for their groups, "
+                    "got none; give edges, or records as public_X."
                 )
             x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))

@@ -30,8 +30,8 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 
 class PathIn:
-    """A descriptor for a path as a class attribute: the file ``name`` in the folder that the attribute ``of`` of the
-    same object names. ``meaning`` becomes the attribute's docstring."""
+    """Descriptor of a path attribute. Its value is the file ``name`` in the folder that another attribute of the object
+    holds; ``of`` is the name of that attribute. ``meaning`` becomes the docstring of the path attribute."""
 
     def __init__(self, of: str, name: str, meaning: str = "") -> None:
         self._of, self._name, self.__doc__ = of, name, meaning
@@ -52,11 +52,11 @@ def cache_dir() -> Path:
 
 
 def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tuple[str, ...] = ()) -> None:
-    """Raise PlaceError unless ``path`` is a folder in which files can be created, or does not exist and can be created
-    as a folder. The check leaves no file behind.
+    """Raise PlaceError unless output can be written to ``path``. The check leaves no file behind.
 
-    With ``is_file``, raise PlaceError unless ``path`` can be written as a file, its folder exists, and its name ends in
-    one of ``suffixes`` (if any). ``option``: the name of the option that gave the path, for messages.
+    Without ``is_file``, ``path`` must be a folder in which files can be created, or a new folder that can be created.
+    With ``is_file``, it must be a file that can be written in an existing folder, and its name must end in one of
+    ``suffixes`` (if any). ``option``: the name of the option that gave the path, for messages.
     """
     if suffixes and path.suffix not in suffixes:
         raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}; rename it.")
@@ -140,16 +140,16 @@ class StorageError(UserError, OSError):
 class Storage:
     """A folder that every node of a cluster reaches by the same URI; opened by :func:`open_storage`.
 
-    ``identity`` is the content of a marker file in the folder, by which a node detects that another folder has the same
-    path there.
+    ``identity`` is the content of a marker file in the folder. A node compares it with the marker that it finds at
+    ``uri``, because the same path may lead to another folder on that node.
     """
 
     uri: str
     identity: str
 
     def require_here(self) -> None:
-        """Raise StorageError unless ``uri``, on the node that calls this, leads to the folder that this object was
-        opened for."""
+        """Raise StorageError unless ``uri`` leads, on the node that calls this, to the same folder as on the node that
+        opened the storage."""
         if _identity(self.uri) != self.identity:
             raise StorageError(
                 f"storage: {self.uri}: not the same place on every node of the cluster; "

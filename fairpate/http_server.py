@@ -89,7 +89,7 @@ class Body(BaseModel):
         # Pydantic reports one error for each unknown field, and a body has room for a hundred thousand.
         most = max(_MAX_FIELDS, len(cls.model_fields))
         if isinstance(value, dict) and len(value) > most:
-            raise ValueError(f"Expected at most {most} fields, got {len(value)}; send fewer")
+            raise ValueError(f"Expected a JSON object with at most {most} fields, got {len(value)}; send fewer")
         return value
 
 
@@ -290,7 +290,9 @@ class Guard:
                 except ClientDisconnect:
                     return
                 except TimeoutError:
-                    raise FaultError(408, "request", "no complete body", "Send the body without a pause.") from None
+                    raise FaultError(
+                        408, "request", "no complete body", "Sent too slowly; send it without a pause."
+                    ) from None
                 if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
@@ -345,12 +347,16 @@ class Guard:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
             raise FaultError(
-                411, "Transfer-Encoding", coding, "This encoding is not supported; send a Content-Length header."
+                411, "Transfer-Encoding", coding, "No transfer encoding is supported; send a Content-Length header."
             )
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
-            raise FaultError(415, "Content-Encoding", coding, "Send the body without compression.")
+            raise FaultError(
+                415, "Content-Encoding", coding, "A compressed body is not supported; send it without compression."
+            )
         if length > (most := self.max_body_bytes()):
-            raise FaultError(413, "body", f"{length} bytes", f"Expected at most {most} bytes; send fewer records.")
+            raise FaultError(
+                413, "body", f"{length} bytes", f"Expected a body of at most {most} bytes; send fewer records."
+            )
         # Bodies being received are in memory. One caller may send few at once, so that a caller that sends slowly over
         # many connections cannot block others.
         is_full = self._large.total() >= _MAX_LARGE_BODIES or self._large[name] >= _MAX_LARGE_BODIES_PER_CALLER
@@ -402,10 +408,10 @@ def new_app(
     """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``; the caller adds its
     own routes.
 
-    All requests pass the middleware :class:`Observed` and then :class:`Guard`, which get their arguments from this
-    function's arguments of the same name. ``reasons`` returns the reasons why the service cannot answer at present;
-    None: it always can. ``field_name`` returns the name of a field from its path in a pydantic error; ``unrouted`` ends
-    the remedy for a path without a route.
+    All requests pass the middleware :class:`Observed`, which gets ``tracer`` and ``on_response``, and then
+    :class:`Guard`, which gets ``tokens`` and the other keyword arguments. ``reasons`` returns the reasons why the
+    service cannot answer at present; without this function it always can. ``field_name`` turns the path of a field in a
+    pydantic error into the field's name. ``unrouted`` is the remedy in the error for an unknown path.
     """
     app = FastAPI(
         title=title,
@@ -667,8 +673,8 @@ class LimitedProtocol(H11Protocol):
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection. If there are too many, abort waiting connections of the address that has the most
-        incomplete requests."""
+        """Accept the connection. If the server has too many connections, abort waiting connections of the address that
+        has the most incomplete requests."""
         super().connection_made(transport)
         # A response leaves in several pieces; asyncio does not set this for a socket that it did not make.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -882,7 +888,7 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 2**16:
-            raise ValueError(f"--port: expected a number from 1 to 65535, got {self.port}.")
+            raise ValueError(f"--port: expected a number from 1 to 65535, got {self.port}; give another port.")
         if self.log_file is not None:
             try:
                 # Opened now, because the process that writes it could only fail after the start.
@@ -999,8 +1005,8 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int, *, timeout_s: float) -> socket.socket:
-    """Return a listening socket; wait up to ``timeout_s`` for a port in use. ServiceError if it is impossible to listen
-    at this address."""
+    """Return a listening socket. If the port is in use, wait up to ``timeout_s`` until it is free. ServiceError if it
+    is impossible to listen at this address."""
     # A process that just died may still hold the port.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline_s = time.monotonic() + timeout_s

@@ -55,7 +55,7 @@ class Term:
 
 @cache
 def glossary() -> Mapping[str, tuple[Term, ...]]:
-    """Return all terms of the glossary by chapter, in the order of its file."""
+    """Return all terms of the glossary by chapter, in the order of the file ``glossary.yaml``."""
     text = files("fairpate").joinpath("glossary.yaml").read_text(encoding="utf-8")
     return {
         chapter: tuple(
@@ -109,8 +109,9 @@ _WHICH: dict[Unit, str] = {
 
 
 def least_wrong(epsilon: float, delta: float) -> float:
-    """Return the least possible share of wrong guesses of an attacker, given an (epsilon, delta) guarantee: 1/2 means
-    that guesses are no better than a coin, 0 that they can always be right."""
+    """Return the least possible share of wrong guesses of an attacker who guesses, at even odds, which of two
+    neighbouring data sets was used, given an (epsilon, delta) guarantee: 1/2 means that guesses are no better than a
+    coin, 0 that they can always be right."""
     if math.isinf(epsilon):
         return 0.0
     # By e^-eps, because e^eps overflows.
@@ -131,15 +132,15 @@ def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
 
 
 def strength(epsilon: float, delta: float) -> Strength:
-    """Return a word for the strength of an (epsilon, delta) guarantee: ``void`` if an attacker may guess right 99.9 %
-    of the time, ``weak`` if 95 %, ``bounded`` otherwise."""
+    """Return a word for the strength of an (epsilon, delta) guarantee: ``void`` if an attacker's guesses which of two
+    neighbouring data sets was used may be right 99.9 % of the time, ``weak`` if 95 %, ``bounded`` otherwise."""
     wrong = least_wrong(epsilon, delta)
     return "void" if wrong <= _VOID else "weak" if wrong <= _WEAK else "bounded"
 
 
 def most_often_right(epsilon: float, delta: float) -> str:
-    """Return the largest possible share of right guesses of an attacker, given an (epsilon, delta) guarantee, as text
-    in per cent, rounded up; near 100 % with more digits."""
+    """Return the largest possible share of right guesses of an attacker who guesses which of two neighbouring data sets
+    was used, given an (epsilon, delta) guarantee: as text in per cent, rounded up, near 100 % with more digits."""
     wrong = 100 * Decimal(least_wrong(epsilon, delta))
     if wrong < 100 * _NEVER:
         return "practically 100\u00a0%"
@@ -373,7 +374,7 @@ _PAGES.tests |= {"undefined_number": math.isnan, "finite_number": math.isfinite}
 
 
 def render(template: str, **view: Any) -> str:
-    """Render a template of ``fairpate/templates`` as one HTML document; ``view`` has the values of the template's
+    """Render a template of ``fairpate/templates`` as one HTML document; the keyword arguments are the values of its
     variables."""
     return _PAGES.get_template(template).render(**view)
 

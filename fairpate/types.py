@@ -69,8 +69,8 @@ class FairRule:
         # A limit of 0 would call no model fair, as rates of a sample always differ a little. NaN is refused too.
         if not 0 < self.limit <= 1:
             raise ValueError(
-                f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {self.limit}; give one of "
-                "these."
+                "Expected a fairness limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got "
+                f"{self.limit}; give one of these."
             )
 
     def __str__(self) -> str:
@@ -118,10 +118,11 @@ class GateRule:
     """The rule by which a demographic-parity gate accepts or rejects labels. FairPATE uses it in CF-GNMax (answers to
     queries), P_pre (training labels of a student) and IDP3 (predictions of a student).
 
-    ``max_disparity`` is the margin gamma, at least 0: a label is answered only if the gap that would result, its
-    tentative gap, is strictly below the margin; ``inf`` switches the gate off. ``min_count`` is M, at least 0: the
-    number of answers before which the margin does not apply, counted as ``cold_start`` says: per ``group`` (Algorithm 1
-    of FairPATE), per ``cell`` (group and label), or in every group (``all_groups``).
+    ``max_disparity`` is the margin gamma, at least 0. A label is answered only if the demographic-parity gap that would
+    result (its tentative gap) is strictly below the margin; ``inf`` switches the gate off. ``min_count`` is M, at least
+    0: the margin applies only after M answers. ``cold_start`` says which answers must number M: those of the query's
+    group (``group``, Algorithm 1 of FairPATE), those with its group and label (``cell``), or those of each group
+    (``all_groups``).
     """
 
     max_disparity: float
@@ -165,10 +166,10 @@ class MechanismParameters:
 class Budget:
     """The limit on all queries in a ledger (the record of queries and their costs); fixed when the ledger is created.
 
-    A budget of the kind ``data_independent`` stops before the data-independent cost of the submitted queries exceeds
-    (``epsilon``, ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops by the cost that depends
-    on votes, as the PATE papers do: the query at which it stops is a function of private votes, and leaks information
-    about them. ``delta`` is also the delta at which costs are stated.
+    A budget of the kind ``data_independent`` ends before the data-independent cost of the submitted queries exceeds
+    (``epsilon``, ``delta``). One of the kind ``query_count`` ends after ``max_queries`` queries. One of the kind
+    ``data_dependent`` limits the cost that depends on votes, as the PATE papers do: the query at which it ends is a
+    function of private votes, and leaks information about them. ``delta`` is also the delta at which costs are stated.
     """
 
     kind: BudgetKind
@@ -182,9 +183,11 @@ class Budget:
         limits = f"max_queries {self.max_queries}, epsilon {self.epsilon}"
         if self.kind == "query_count":
             if self.epsilon is not None or self.max_queries is None or self.max_queries < 1:
-                raise ValueError(f"Expected max_queries >= 1 and no epsilon for {self.kind}, got {limits}.")
+                raise ValueError(f"Budget of kind {self.kind}: expected max_queries >= 1 and no epsilon, got {limits}.")
         elif self.max_queries is not None or self.epsilon is None or not 0 < self.epsilon < math.inf:
-            raise ValueError(f"Expected 0 < epsilon < inf and no max_queries for {self.kind}, got {limits}.")
+            raise ValueError(
+                f"Budget of kind {self.kind}: expected 0 < epsilon < inf and no max_queries, got {limits}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +209,8 @@ class VoteBatch:
         if self.votes_QC.ndim != 2 or not num_queries == len(self.groups_Q) == len(self.votes_QC):
             sizes = num_queries, len(self.groups_Q), self.votes_QC.shape
             raise ValueError(
-                f"Expected one group and one row of votes per record, got records, groups, votes: {sizes}."
+                "Expected one item of groups_Q and one row of votes_QC for each record id, got record_ids, groups_Q, "
+                f"votes_QC of sizes {sizes}; give as many of each."
             )
 
     def counts(self, rows: Sequence[int]) -> IntArray:
@@ -261,9 +265,9 @@ class LabelledSet:
 class QueryOutcomes:
     """The numbers of queries by outcome. Outcomes are released, so counting them has no privacy cost.
 
-    ``epsilon_submitted`` is the epsilon if every query in the ledger is charged its full cost. This includes queries
-    that were refused before a vote, at no cost, or left open by a crash, because the number of such refusals depends on
-    the released labels.
+    ``epsilon_submitted`` is the epsilon of all queries in the ledger at their full cost. Queries that were refused
+    before a vote cost nothing, but they are counted too, because their number depends on the released labels. So are
+    queries that a crash left without an outcome.
     """
 
     submitted: int
@@ -278,20 +282,22 @@ class QueryOutcomes:
 class PrivacyStatement:
     """The privacy claim that is published with a run of any method.
 
-    ``epsilon`` may be published and holds at ``delta`` for the stated unit and relation; null: no guarantee. It is the
-    cost of ``events``, computed by ``accounting``. If ``queries`` were answered, it is the bound that was fixed before
-    the first query. It exceeds ``queries.epsilon_submitted`` only if the number of queries may depend on released
-    labels (queries chosen in rounds, a service). ``noise`` is ``os_entropy``, or says why the run is not private.
-    ``not_protected``: what the model may reveal without noise. ``epsilon_as_in_paper``: the paper's own number, if it
-    was requested; not a guarantee.
+    ``epsilon`` may be published. It holds at ``delta`` for the stated unit and relation; null means that the run has no
+    guarantee. It is the cost of ``events``, computed by ``accounting``. For a run that answers ``queries``, it is the
+    bound that was fixed before the first query, which exceeds ``queries.epsilon_submitted`` only if the number of
+    queries may depend on released labels (queries chosen in rounds, a service). ``noise`` is ``os_entropy``, or says
+    why the run is not private. ``not_protected`` says what the model may reveal without noise. ``epsilon_as_in_paper``
+    is the epsilon as the method's paper computes it, if it was requested; it is not a guarantee.
 
     ``earlier_releases`` is the number of releases on the same data set that were charged to the operator's odometer
     before this one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the
     first; ``epsilon_adaptive_with_earlier`` is the least limit of a privacy filter that admits all of them even if each
     was chosen after seeing the results of earlier ones. All three are null if they are not to be published, or if the
-    run was not charged to the odometer or is not private. ``part_events`` are the events on test or validation records,
-    which no other event read: ``epsilon`` is then the largest of the costs of training, test and validation records.
-    ``remarks`` qualify the claim in words.
+    run was not charged to the odometer or is not private.
+
+    ``part_events`` are the events on test records and on validation records. No other event reads these records, so
+    ``epsilon`` is the largest of the costs of training, test and validation records. ``remarks`` qualify the claim in
+    words.
     """
 
     method: str
@@ -326,10 +332,11 @@ class PrivacyStatement:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The record of one run, from which frontiers are made: the method, its configuration and the results.
+    """The record of one run: the method, its configuration and the results. Runs are compared by their records, in
+    tables and in frontiers of privacy, accuracy and fairness.
 
-    ``epsilon`` holds for ``unit``, ``relation`` and ``delta``; ``epsilon_is_data_dependent``: ``epsilon`` depends on
-    private votes and must not be published. Metrics that are undefined are null.
+    ``epsilon`` holds for ``unit``, ``relation`` and ``delta``. If ``epsilon_is_data_dependent``, it depends on private
+    votes and must not be published. Metrics that are undefined are null.
 
     ``fairness`` maps each notion's name (:mod:`fairpate.fairness.rates`) to its ``value``, ``low`` and ``high`` over
     answered test records; null: undefined. ``disparity`` is the value of demographic parity. ``majority_accuracy`` is
@@ -338,7 +345,7 @@ class RunRecord:
     group's own most common class would be more accurate, by more than chance; ``unmeasured_groups`` have too few
     answered test records and are left out of gaps. ``answered`` is the number of released labels of a method that
     answers queries, ``answered_by_group`` that of each public group in the order of its codes; null for other methods.
-    ``metrics``: whether a guarantee covers the metrics.
+    ``metrics`` says whether a privacy guarantee covers the metrics.
     """
 
     method: str
@@ -403,15 +410,15 @@ _type_hints = cache(get_type_hints)
 
 
 def restored(kind: type[ItemT], value: Any) -> ItemT:
-    """Return the value of type ``kind`` whose JSON form, made by :func:`strict`, is ``value``; a null number becomes
-    NaN.
+    """Convert ``value``, the JSON form that :func:`strict` made of an object of type ``kind``, back to such an object.
+    A null number becomes NaN.
 
     TypeError for a dataclass with a missing or unknown field, and for a JSON value of another form.
     """
     found, inside = value, get_args(kind)
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
-            raise TypeError(f"expected the fields of {kind.__name__}, got {value!r}")
+            raise TypeError(f"expected an object with the fields of {kind.__name__}, got {value!r}")
         # Annotations are text under `from __future__ import annotations`: only this evaluates them.
         types = _type_hints(kind)
         found = kind(**{name: restored(types.get(name, object), each) for name, each in value.items()})
@@ -488,9 +495,10 @@ class Later:
     """A stand-in for a library that takes a second to import: the library is imported when one of the stand-in's
     attributes is first used.
 
-    ``from fairpate.types import torch`` instead of ``import torch`` keeps commands that do not train fast. A base class
-    or a decorator is needed while its module is imported, and has to be imported from the library itself. Attributes
-    are not cached, so that a test may replace one in the library.
+    ``from fairpate.types import torch`` instead of ``import torch`` keeps commands that do not train fast. A module
+    that needs a class of the library as a base class, or one of its decorators, has to import the library itself,
+    because it needs them already while it is imported. Attributes are not cached, so that a test may replace one in the
+    library.
     """
 
     def __init__(self, library: str) -> None:

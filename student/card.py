@@ -101,7 +101,7 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
     if card.embedding is not None:
         beside = path.with_name(EMBEDDING_FILE)
         if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
-            raise ValueError(f"{beside} is not the embedding that it was trained with")
+            raise ValueError(f"{beside} is not the embedding that the student was trained with")
     return card, weights
 
 
@@ -115,7 +115,9 @@ def readable(path: Path) -> Iterator[None]:
         if not path.exists():
             raise StudentFileError(f"{path}: not found; give the student.safetensors of a run.") from error
         reason = " ".join(str(error).split())
-        raise StudentFileError(f"{path}: not a readable student ({reason}); restore it from a copy.") from error
+        raise StudentFileError(
+            f"{path}: this file is not a readable student ({reason}); restore it from a copy."
+        ) from error
 
 
 def content_digest(card: Mapping[str, object], weights: Weights) -> str:

@@ -85,7 +85,7 @@ class StudentReplica:
             elif record.group in card.group_names:
                 groups.append(card.group_names.index(record.group))
             else:
-                remedy = f"Expected one of: {', '.join(card.group_names)}."
+                remedy = f"Expected one of the groups: {', '.join(card.group_names)}."
                 raise FaultError(422, f"records.{i}.group", record.group, remedy)
         # All records are valid by now: a request that fails must not have moved the gate's counters.
         labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
@@ -139,7 +139,7 @@ def read_features(
         names = [column.name for column in form.fields]
         for unknown in record.columns.keys() - set(names):
             raise FaultError(
-                422, f"{field}.{unknown}", record.columns[unknown], f"Expected one of: {', '.join(names)}."
+                422, f"{field}.{unknown}", record.columns[unknown], f"Expected one of the columns: {', '.join(names)}."
             )
         try:
             return form.encode(record.columns)

@@ -189,8 +189,10 @@ def train_student(
 ) -> nn.Module:
     """Train a student on answered and unlabelled records, and return it.
 
-    ``on_progress(done, total)`` counts epochs over all rounds. Every round starts from a copy of ``initial_model`` or,
-    without one, from new random weights. ``penalty(model)`` is added to the loss of every step.
+    With the method ``pseudo_label`` and unlabelled records, training has two rounds: the second learns also from the
+    first student's confident predictions. ``on_progress(done, total)`` counts epochs over all rounds. Every round
+    starts from a copy of ``initial_model`` or, without one, from new random weights. ``penalty(model)`` is added to the
+    loss of every step.
 
     ValueError if no query was answered, for probabilities of other than ``num_classes`` classes, and for ``fixmatch``
     on records that are not images.
@@ -471,8 +473,8 @@ def _check(graph: bytes, student: Student, records: Tensor, groups: IntArray | N
     """Raise PortableError unless the ONNX ``graph`` predicts the same as the student, for one record and for all
     ``records``.
 
-    The probabilities of a randomised student depend on the most likely label, and rounding may break a tie differently:
-    so for such a student one record in a hundred may differ.
+    For a randomised student, the predictions of at most one record in a hundred may differ: its probabilities depend on
+    the network's most likely label, and rounding may decide a tie between labels differently.
     """
     import onnxruntime
 

@@ -119,7 +119,7 @@ class BlockPool:
                 done += sizes[position]
                 on_progress(done, sum(sizes))
         if total is None:
-            raise ValueError("items: expected at least one whose result is summed, got none.")
+            raise ValueError("Expected at least one item, got none: a sum needs the result of one.")
         return total
 
 
@@ -133,12 +133,13 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
     """Return the index of each record's teacher, shape (N,). ``unit_ids`` are ids of records, or of persons; records
     with equal ids get the same teacher.
 
-    ValueError for fewer than one teacher or a ``key`` of the hash outside 16..64 bytes.
+    ``key`` is the key of the hash that assigns them. ValueError for fewer than one teacher, or for a key of fewer than
+    16 or more than 64 bytes.
     """
     if num_teachers < 1:
         raise ValueError(f"Expected num_teachers >= 1, got {num_teachers}.")
     if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
-        raise ValueError(f"Expected a key of the hash of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
+        raise ValueError(f"Expected a hash key of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
     # A function of the unit alone: in equal pieces of a table, one record more would shift many others.
     digests = (hashlib.blake2b(unit_id.encode(), key=key, digest_size=8).digest() for unit_id in unit_ids)
     # With 64 bits no teacher is likelier than another by more than num_teachers / 2^64.
@@ -146,10 +147,10 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
 
 
 def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size: int, key: bytes) -> list[IntArray]:
-    """Cut shards to at most ``max_size`` rows, and return each shard's remaining row numbers in ascending order.
+    """Cut each shard to at most ``max_size`` rows, and return the row numbers that remain in it, in ascending order.
 
-    The rows that come first in the order of a hash with ``key`` remain. Which rows of a shard remain depends on this
-    shard only. The hash is independent of the one that assigns teachers.
+    Rows are ordered by a hash of their record ids, keyed with ``key``, and the first ones remain. So which rows of a
+    shard remain depends on this shard only. The hash is independent of the one that assigns teachers.
     """
     kept = []
     for rows in rows_T:
@@ -236,14 +237,16 @@ def stored_blocks(
     workers: BlockPool,
     on_progress: Progress | None,
 ) -> tuple[tuple[Block, ...], str, list[Any]]:
-    """Compute and store the blocks of ``size`` teachers that are missing in ``checkpoint_dir``; return all blocks.
+    """Compute and store the blocks of ``size`` teachers that are missing in ``checkpoint_dir``.
 
-    A block's file is named ``kind``, its first teacher, and a hash of everything that determines it: ``determined_by``
-    (JSON values), its teachers' numbers, and their shards, which ``shards_of(teachers)`` returns as pairs of tensors or
-    arrays. The shards are sent to the block's worker, where ``function(shared, (block, shards), device)`` returns the
-    arrays to store (None if the worker stored them itself) and one further value. Also returned are a private digest of
-    all blocks' contents, sixteen hexadecimal digits, and the further values of the blocks that this call computed, in
-    any order. ``on_progress`` counts the teachers of blocks stored before as done.
+    Return all blocks, a private digest of all their contents (sixteen hexadecimal digits), and a list with one value
+    for each block that this call computed, in any order.
+
+    A block's file is named after ``kind``, its first teacher, and a hash of everything that determines the block:
+    ``determined_by`` (JSON values), its teachers' numbers, and their shards. ``shards_of(teachers)`` returns the shards
+    as pairs of tensors or arrays. They are sent to the block's worker, where ``function(shared, (block, shards),
+    device)`` returns the arrays to store (None if the worker stored them itself) and the value for the list.
+    ``on_progress`` counts the teachers of blocks stored before as done.
     """
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
@@ -348,7 +351,9 @@ def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
     """
     predictions = np.asarray(predictions_TQ)
     if predictions.size and not 0 <= predictions.min() <= predictions.max() < num_classes:
-        raise ValueError(f"Expected predictions in 0..{num_classes - 1}, got {predictions.min()}..{predictions.max()}.")
+        raise ValueError(
+            f"Expected class predictions in 0..{num_classes - 1}, got {predictions.min()}..{predictions.max()}."
+        )
     return np.stack([(predictions == k).sum(axis=0, dtype=np.int64) for k in range(num_classes)], axis=1)
 
 

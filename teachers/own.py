@@ -115,8 +115,8 @@ class OwnTeachersVotes:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lesson:
-    """The settings and queries that are sent to the workers, which train teachers and let them vote. They are the same
-    for all teachers."""
+    """What a worker needs to train any of the user's teachers and to collect their votes: the settings, and the
+    features of the queries."""
 
     factory: Factory
     num_classes: int

@@ -139,7 +139,8 @@ def blocks_of(
     person_N: IntArray | None = None,
     size: int = _BLOCK,
 ) -> Iterator[Voters]:
-    """Yield private records in blocks of ``size``; a block is larger if a person's records would otherwise be divided.
+    """Yield private records in blocks of ``size``; a block is larger if one person's records would otherwise be in two
+    blocks.
 
     ``key`` is the key of the hash that orders records at equal distances, and need not be secret; ``person_N`` numbers
     the person of each record. ValueError for coordinates beyond ``LARGEST_COORDINATE``, or more than
@@ -185,8 +186,8 @@ class Sampler:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def rows(self, query: str, block: int, size: int) -> IntArray:
-        """Draw a sample for one query from the ``size`` records or persons of block number ``block``; return the
-        sampled numbers in ascending order."""
+        """Draw a sample for one query from the ``size`` records or persons of block number ``block``. Return the
+        numbers of the sampled records or persons within the block, in ascending order."""
         with self._lock:
             if self.seed is not None:
                 # Seven bytes, since torch takes seeds of 63 bits.
@@ -478,8 +479,8 @@ _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
 @contextmanager
 def open_pool(config: RayConfig) -> Iterator[BlockPool]:
-    """Provide a pool of workers inside the block: a :class:`RayPool`, or this process, without importing Ray, if
-    ``num_actors`` is 0.
+    """Context manager: provide a pool of workers, which is a :class:`RayPool`. If ``num_actors`` is 0, it is this
+    process alone, and Ray is not imported.
 
     Code that itself runs in a Ray task must use 0: a pool of actors would wait for the CPUs of the task.
     """
@@ -552,9 +553,10 @@ def start_ray(config: RayConfig) -> Iterator[None]:
 def _private_to_this_process() -> Iterator[None]:
     """Restrict a Ray that is started inside the block to this machine, and protect it with a token of its own.
 
-    Ray listens on loopback only if its support of clusters is off, as on macOS; `_node_ip_address` does not have this
-    effect. An authentication mode or a token that the user chose in the environment is respected. By default Ray would
-    write its token into a file that all users may read.
+    Ray's support of clusters is switched off, as it is by default on macOS: then Ray accepts connections from this
+    machine alone, for which its option `_node_ip_address` is not enough. An authentication mode or a token that the
+    user chose in the environment is respected. By default Ray would write its token into a file that all users may
+    read.
     """
     from ray._private import ray_constants
 
@@ -713,9 +715,10 @@ class _ServingActors:
         self.are_answering = self._watch.are_answering
 
     def ask(self, shared: Any, *arguments: Any, timeout_s: float, what: str) -> list[Any]:
-        """Return the answers of all actors to one request. PoolError unless all arrive within ``timeout_s``.
+        """Send all actors the same request, and return their answers. PoolError unless all arrive within ``timeout_s``.
 
-        ``shared`` and ``arguments`` are the request; ``what`` completes "Not all ..." in the error's message.
+        The request consists of ``shared`` and the further ``arguments``. ``what`` completes the words "Not all" in the
+        error's message.
         """
         import ray
 
@@ -772,8 +775,8 @@ def _counter_of(
 
 @dataclass(kw_only=True, eq=False)
 class _Watched:
-    """A voting actor that is watched: whether it ``answers``, and a ``ping`` that is still without answer, sent at
-    ``asked_s`` (a monotonic time)."""
+    """A voting actor that is watched. ``answers`` is whether its last finished ping was answered. ``ping`` is the ping
+    that is waiting for an answer (None: none is), sent at ``asked_s`` (a monotonic time)."""
 
     actor: Any
     answers: bool = False

@@ -74,7 +74,7 @@ class CudaMemory:
 
 
 def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_teachers: int) -> int:
-    """Return the largest number of teachers, up to ``num_teachers``, that can train together in 4/5 of the available
+    """Return how many teachers, up to ``num_teachers``, to train together, so that they fit in 4/5 of the available
     ``memory``.
 
     ``train_step(k)`` trains k teachers for one step. A line through the peak memory of one and of two teachers
@@ -142,8 +142,8 @@ def train_stacked(
 ) -> list[StackedWeights]:
     """Train teachers as one program (the engine ``stacked``), and return each teacher's weights on the CPU.
 
-    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many train together; with None,
-    the limit is the memory of the CUDA device, or on a CPU a fixed number of parameters.
+    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many train together. If it is
+    None, the memory of the CUDA device is the limit; on a CPU, a fixed number of parameters is.
     """
     if memory is None and device.type == "cuda":
         memory = CudaMemory(device)
@@ -308,7 +308,8 @@ class _Stack:
     def _gradients(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor, kept_T: Tensor) -> list[Tensor]:
         """Return every parameter's gradient (T, ...). Row t is the gradient of teacher t's loss alone.
 
-        Teachers for which the mask ``kept_T`` is False are computed on zeros.
+        Where the mask ``kept_T`` is False, the teacher's parameters and records are replaced by zeros, so that it does
+        not affect the others.
         """
         parameters, x = {name: value.detach() for name, value in self._parameters.items()}, x_TB
         if not kept_T.all():
@@ -430,8 +431,9 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
     """Return the engine that trains teachers of this model faster on this device: ``stacked`` (all at once) or ``loop``
     (one by one).
 
-    Stacking is faster for small models; on a CPU, for small dense models only. One residual network keeps a device
-    busy. Measured on two CPU cores and on an H100 (docs/scaling.md).
+    Networks whose convolutions are trained use ``loop`` on a CPU. On a GPU only residual and densely connected networks
+    do, as one of them keeps the device busy. All other models are stacked. The choice follows measurements on two CPU
+    cores and on an H100 (docs/scaling.md).
     """
     trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))

@@ -75,8 +75,8 @@ class Replies(Body):
 
 
 class Budget(Body):
-    """The privacy budget that all callers share, in public numbers. A null limit: this kind of budget has no such
-    limit; a null epsilon: it is infinite."""
+    """The privacy budget that all callers share, in public numbers. A limit is null if this kind of budget has no such
+    limit; `epsilon_submitted` is null if it is infinite."""
 
     kind: str
     epsilon_limit: float | None
@@ -114,7 +114,7 @@ class OwnLeft(Body):
 
 
 class Me(Body):
-    """A caller with its limits and with what it was charged. Tokens with the same owner's name share both."""
+    """A caller with its limits and with what it was charged. All tokens with the same owner's name are one caller."""
 
     name: str
     scope: Literal["analyst", "operator"]
@@ -406,10 +406,11 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
 
 
 def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
-    """Return pydantic's discriminator for a union of request bodies, which selects the one type that validates a body.
+    """Return pydantic's discriminator for a union of types of request bodies: it selects the type that validates a
+    body.
 
-    ``tags`` maps names of fields to tags of types: a body has the tag of the first of these fields that it contains, or
-    else ``default``.
+    ``tags`` maps names of fields to tags of types. The first of these fields that a body contains decides the tag; a
+    body with none of them has the tag ``default``.
     """
 
     def tag(value: Any) -> str:
@@ -429,8 +430,8 @@ def _whole_number(**bounds: Any) -> Any:
 
 
 def question_of(query: Any, pool: PublicPool) -> Question:
-    """Return the query, with its record's features, of the validated ``query`` in a request body. FaultError for a
-    record with an undeclared value in a column."""
+    """Convert a validated ``query`` of a request body to a :class:`Question`, which has its record's features too.
+    FaultError if a column of the record has a value that the column's declaration does not allow."""
     number: int | None = getattr(query, "id", None)
     if number is not None:
         return pool.questions[number]
@@ -501,9 +502,10 @@ MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "csv": "text/csv; ch
 def answers_file(
     keys: Sequence[str], outcomes: Sequence[Outcome | None], pool: PublicPool, file_format: FileFormat
 ) -> bytes:
-    """Return the content of a file of replies: for each key its record's number in the pool, its status and its label.
+    """Return the content of a file with one row for each query in ``keys``: the number of its record in the pool, the
+    status of its reply, and the label.
 
-    The number is null for a record that is not in the pool. The status is ``not_stored`` for a key without a stored
+    The number is null for a record that is not in the pool. The status is ``not_stored`` for a query without a stored
     reply.
     """
     labels = [None if outcome is None else outcome.label for outcome in outcomes]
@@ -565,8 +567,8 @@ class ServiceMetrics:
         return {"count": len(ordered), **found}
 
     def render(self, status: BudgetStatus, reasons: Sequence[str]) -> bytes:
-        """Return the analysts' metrics as Prometheus text: the budget in ``status``, and readiness, which is given by
-        the ``reasons`` why new queries are not answered."""
+        """Return the analysts' metrics as Prometheus text: the budget in ``status``, and whether new queries are
+        answered. ``reasons`` are why they are not; it is empty if they are."""
         found: dict[str, tuple[str, float | None]] = {"ready": ("Whether new queries are answered.", not reasons)}
         if status.kind != "data_dependent":
             found |= _budget(status)

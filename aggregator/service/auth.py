@@ -72,8 +72,8 @@ class TokenBook:
     def __post_init__(self) -> None:
         if len({digest for digest, _ in self.entries}) != len(self.entries):
             raise TokenError(
-                "Expected a different token for each caller, got one token twice; make another with `openssl rand "
-                "-hex 32`."
+                "Expected a different token for each caller, got one token twice in the token files or environment "
+                "variables; make another with `openssl rand -hex 32`."
             )
 
     @property
@@ -310,10 +310,10 @@ def read_store(path: Path) -> TokenStore:
 
 
 def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, ResultT]]) -> ResultT:
-    """Apply ``function`` to the token store at ``path``, without expired tokens, and write the store that it returns.
+    """Change the token store at ``path`` by ``function``, which gets the store without expired tokens, and returns the
+    store to write and a result. Return this result.
 
-    Returns the second value of ``function``. Only one process changes the store at a time. Errors as
-    :func:`read_store`.
+    Only one process changes the store at a time. TokenError for a store that :func:`read_store` does not accept.
     """
     with folder_held(path, create=False):
         before = read_store(path) if os.path.lexists(path) else NO_TOKENS
@@ -377,7 +377,7 @@ class LiveTokens:
         return self._needs_token
 
     def _look(self) -> None:
-        """Read the token files and the store again if they have changed; check this at most every half second."""
+        """Look at most every half second whether the token files or the store have changed, and read those again."""
         now_s = time.monotonic()
         if now_s < self._look_again_s:
             return

@@ -75,7 +75,7 @@ class History:
     _spacing_s: float = field(default=_FIRST_SPACING_S, init=False)
 
     def begin(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Add the charges made before this service started to the history, at the times that the ledger has for them.
+        """Add the charges made before this service started to the history, at the times recorded in the ledger.
 
         The run's own queries are part of the first point, so that they do not affect the rate of callers' queries.
         """
@@ -245,8 +245,8 @@ _MOST_CALLERS = 20
 
 
 def charge_json(number: int, charge: Charge, pool: PublicPool) -> dict[str, Any]:
-    """Return as JSON what every page of an operator shows of one charge, which has the form of
-    :meth:`Ledger.charged`."""
+    """Return one charge as JSON, with the fields that an operator's page shows. ``charge`` is an item of what
+    :meth:`Ledger.charged` returns."""
     _, group, outcome, asked = charge
     verdict, name = "open" if outcome is None else outcome.verdict, pool.group_names[group]
     return {"number": number, "group": name, "verdict": verdict, "caller": asked.asker.caller, "at_s": asked.at_s}

@@ -39,7 +39,7 @@ class Backend:
     """The parts that a service needs of its run: the ledger, the session, the public pool and the voters.
 
     ``close`` ends the voters; the service closes the ledger itself. ``reopen`` opens ledger and session again after a
-    failed write; with None, only a restart of the service does. ``voters_answer`` returns, without waiting, whether the
+    failed write; None: the service must be restarted for this. ``voters_answer`` returns, without waiting, whether the
     voters answer. ``try_vote`` votes on a public record, or raises; it is called after a vote that failed.
     ``last_backup`` returns when the ledger was last copied, in seconds since 1970, or None for never.
     """

@@ -114,10 +114,10 @@ class Books:
             return epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
     def priced(self, num_charges: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Return for each of the first ``num_charges`` charges its data-dependent cost at the Renyi order ``order``,
-        and whether it used votes.
+        """Return two arrays about the first ``num_charges`` charges: the data-dependent cost of each at the Renyi order
+        ``order``, and a mask of the charges that used votes. The other charges cost 0.
 
-        Call :meth:`epsilon` before, which computes these costs. A charge that used no votes costs 0.
+        Call :meth:`epsilon` before, which computes these costs.
         """
         with self._lock:
             return self._cost_Q[:num_charges], self._voted_Q[:num_charges]
@@ -165,8 +165,8 @@ class Writer:
         self.books.ledger.close()
 
     async def call(self, function: Callable[[AggregatorSession], ResultT]) -> ResultT:
-        """Run ``function(session)`` on the writer's thread and return its result. LedgerError, without waiting, if
-        writing the ledger has failed."""
+        """Run ``function(session)`` on the writer's thread and return its result. If an earlier write failed, open the
+        ledger again first. LedgerError if the ledger cannot be opened again yet, or cannot be written."""
 
         def called() -> ResultT:
             self.busy_since_s = time.monotonic()
@@ -185,8 +185,8 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     def fail(self, books: Books, failure: str) -> None:
-        """Stop writing the ledger of ``books`` because of ``failure``, unless it was opened again since then. The
-        writer opens it again as after a failed write."""
+        """Stop writing the ledger because of ``failure``, a fault that was found in the ledger of ``books``. Do nothing
+        if the writer has opened the ledger again, with new books. The next :meth:`call` opens it again."""
         if books is self.books and not self.failure:
             self.failure = failure
 
@@ -244,8 +244,8 @@ class Verification:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Run the verifying thread inside the block. At the end of the block the thread only finishes what it is
-        verifying, a half millisecond's work."""
+        """Context manager: run the verifying thread inside the block. At the end of the block the thread finishes its
+        present slice of entries, about half a millisecond's work, and ends."""
         # No thread of a pool: the end of the process would wait for a database that hangs.
         threading.Thread(target=self._verify_repeatedly, daemon=True, name="verification").start()
         try:
@@ -485,9 +485,9 @@ class Batcher:
     async def ask(self, questions: Sequence[Question], caller: KnownCaller, request_id: str) -> Sequence[Reply]:
         """Submit the questions of a request; return one reply per question, in order.
 
-        If a question is new, the replies are returned at the next multiple of ``answer_step_s``. QuotaExceededError if
-        the caller's quota does not allow so many new queries; then none is submitted. An error of the session is raised
-        for every request that was submitted together with this one.
+        If a question is new, the replies are returned when the next multiple of ``answer_step_s`` has passed since the
+        call. QuotaExceededError if the request has more new queries than the caller's quota allows now; then none of
+        its queries is submitted. An error of the session is raised for all requests that were submitted together.
         """
         stored = self.writer.books.ledger.outcome_of.get
         replies = [outcome for q in questions if (outcome := stored(q.query.key)) is not None]

@@ -39,8 +39,8 @@ Function = Callable[..., terminal.Output | None]
 
 
 class Sets:
-    """An annotation of a command's option: the configuration fields, by dotted names, that the option sets. `--set` may
-    not set these fields too."""
+    """An annotation of a command's option: the configuration fields, by dotted names, that the option sets. A command
+    is refused if `--set` sets a field that a given option sets already."""
 
     def __init__(self, *fields: str) -> None:
         self.fields = fields
@@ -154,10 +154,10 @@ class Mode:
 
 
 def in_modes(name: str, words: str, *modes: Mode) -> Function:
-    """Return the function of a command ``name`` that has the options of all ``modes``; ``words`` is the command's help.
+    """Return the function of a command that runs in one of several ``modes`` and has the options of all of them.
 
-    The command runs in the first mode whose option is given, else in the mode without an option. UsageError for an
-    option that was given but that this mode does not read.
+    ``name`` and ``words`` are the command's name and help. The first mode whose option the user gives is chosen, else
+    the mode without an option. UsageError if the user gives an option that the chosen mode does not read.
     """
     reads = {mode: mode.parameters for mode in modes}
     declared: dict[str, inspect.Parameter] = {}
@@ -212,7 +212,8 @@ _REMEDIES = {
 def exit_with_code(app: typer.Typer) -> None:
     """Run the command that the command line names, and exit this process with the command's exit code unless that is 0.
 
-    A user's mistake ends in one message and exit code 1 or 2, a signal in exit code 128 + its number.
+    For a user's mistake one message is printed, and the exit code is 1 or 2. After a signal it is 128 + the signal's
+    number.
     """
     code, words, received = 0, sys.argv[1:], list[int]()
     # Of a line that cannot be parsed too; behind `--` no word is an option.
@@ -277,8 +278,8 @@ def _reported(error: BaseException) -> int:
 
 
 def _message(error: Any) -> str:
-    """Return the message of an error that the user can fix. Messages of the library Click that do not name the known
-    commands are completed with them."""
+    """Return the message of an error that the user can fix. If a message of the library Click about an unknown command
+    names no similar one, the names of all commands are added."""
     if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
         remedy = f"; {_REMEDIES[error.errno]}, and run the same command again" if error.errno in _REMEDIES else ""
         return f"{error.filename}: {error.strerror}{remedy}."
@@ -386,8 +387,8 @@ _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", 
 
 
 def data_named(data: str | None) -> dict[str, Any]:
-    """Return the configuration fields that select the data set ``data``, by dotted names. ``data`` is a registered
-    name, or the path of a declaration (.yaml, .yml); no fields for None."""
+    """Return the configuration fields that select the data set ``data``, by dotted names. ``data`` is the name of a
+    known data set, or the path of a declaration (.yaml, .yml). If it is None, so is the field ``data.name``."""
     if data is not None and data.endswith(_TABLES):
         raise ConfigError(
             f"--data: {data} is a table of records, not a declaration; draft a declaration with `fairpate data declare "

@@ -40,8 +40,7 @@ def demo(out: Path = Path("runs/demo")) -> Output:
 
 
 class RunCommand(TyperCommand):
-    """The command `run`, whose help for `--method` lists the methods; they are loaded only when this help is
-    printed."""
+    """The command `run`. Its help for `--method` lists all methods, which are loaded only when the help is printed."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from fairpate.methods.base import method_names
@@ -80,10 +79,10 @@ def run(
         data: A name from `fairpate data list`, or a declaration of your own records (.yaml).
         seed: Seed of the model and its training; private noise never uses it.
         weights: File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision).
-        release_of: Run whose release is reused, at no privacy cost; without CONFIG, its configuration is used too.
+        release_of: Run whose noisy release is used again, at no privacy cost; without CONFIG, also its configuration.
         dry_run: Only show the privacy cost of the run and how much signal its noise would leave.
-        keep: Share of the target's queries that is kept for `fairpate serve`, such as 30%; a larger share needs more
-            noise.
+        keep: Share of the queries within the privacy budget to keep for `fairpate serve`, such as 30%; a larger share
+            needs more noise.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.methods.base import configured, resolved
@@ -120,8 +119,8 @@ def run(
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
-    """Return the forecast of a run of ``config``, for `fairpate run --dry-run`. With ``overrides``, the user's
-    settings, it includes forecasts of other methods, in which others vote on the labels."""
+    """Return the forecast of a run of ``config``, for `fairpate run --dry-run`. If ``overrides`` (the user's settings)
+    are given, other methods whose labels come from a noisy vote are forecast too."""
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
@@ -260,11 +259,11 @@ def select(
     data_dir: base.DataDir = None,
     yes: base.Yes = False,
 ) -> Output:
-    """Choose among settings by private validation records, inside the guarantee, and publish the chosen model.
+    """Choose settings by private validation records, within the privacy guarantee, and publish the chosen model.
 
-    Settings that learn from one release train at no privacy cost, and the exponential mechanism draws one of them. With
-    --trials each training reads private records, and the best of a secret number of trainings is published. In both
-    cases the statement says that tuning is accounted for.
+    Without --trials, all settings learn from one noisy release, so training has no further privacy cost, and the
+    exponential mechanism draws one of the models. With --trials, each training reads private records, and the best of a
+    secret number of trainings is published. In both cases the privacy statement says that tuning is accounted for.
 
     Args:
         config: YAML file of a comparison: the settings to choose from.
@@ -497,7 +496,7 @@ def specify(
         accuracy: Smallest accuracy on answered records.
         frontier: A results.parquet; default: the newest in runs/.
         data: Only results on this data set.
-        transfer: A second results.parquet, in which the configurations chosen in the first are looked up.
+        transfer: A second results.parquet: also show how the configurations chosen in the first do on its data sets.
     """
     from fairpate.run.specify import Demand, describe_answer, fairness_limits, specify_guarantees
 
@@ -521,9 +520,10 @@ def specify(
 def audit(
     folder: base.RunFolder, canaries: Annotated[int, typer.Option(min=2)] = 20_000, on_private: bool = False
 ) -> Output:
-    """Attack releases that are drawn like those of a finished run, and compare lower bounds on epsilon with its claim.
+    """Attack new releases drawn by a finished run's method, and compare lower bounds on epsilon with the run's claim.
 
-    The records are made up unless --on-private is given, and nothing is charged. Exit code 1 if the claim is refuted.
+    The releases are of made-up records unless --on-private is given. Nothing is charged to a privacy budget. Exit code
+    1 if the claim is refuted.
 
     Args:
         canaries: Number of canaries: records whose presence an attacker guesses.
@@ -566,8 +566,8 @@ def dossier(
 ) -> Output:
     """Fill in a form about a published run: registry entry, NIST's hazards, or egress report.
 
-    Each line names the public fields that it was filled in from, is left to the operator, or is open until a file
-    answers it.
+    A line is filled in from public fields, which it names. Other lines are left to the operator, or are open until the
+    run publishes a file that fills them in.
 
     Args:
         form: The form: registry, nist or egress.

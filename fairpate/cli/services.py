@@ -165,13 +165,15 @@ def audit_ledger(
     check: Path | None = None,
     head: str | None = None,
 ) -> Output:
-    """Print charges, limits and actions of operators as JSON lines, or check such a log. No line depends on votes.
+    """Print a log of charges, limits and actions of operators as JSON lines, or check a log that was printed before.
+
+    No line depends on votes.
 
     Args:
         path: A run folder or a ledger file.
         follow: Keep printing new entries.
         out: File to append to; default: standard output.
-        check: Verify this log instead, against --head.
+        check: A log to verify against --head, instead of printing one.
         head: The value `chain` of a line of the log, which you noted elsewhere before.
     """
     if check is not None or head is not None:
@@ -228,9 +230,9 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 
 @ledger_app.command("anchor")
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
-    """Note the last entry of a ledger at a second location too, so that a ledger that was rolled back is refused.
+    """Record the last entry of a ledger at a second location too, so that an older copy of the ledger is refused.
 
-    A service notes its entries there from its next start on.
+    From its next start on, a service records each of its entries at this location too.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
@@ -289,8 +291,8 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
 
     Args:
         epsilon: Largest epsilon of all releases together.
-        unit: Unit of privacy: record, person, sensitive attribute, or one that you declared. Default: record (releases
-            by person count too), or, if all releases have one other unit, that unit.
+        unit: Unit of privacy: record, person, sensitive attribute, or one that you declared. A limit on record includes
+            releases by person. Default: record; if all releases have one unit other than person, that unit.
         delta: Delta at which the sum of all releases is compared with the limit.
     """
     from fairpate.data import REGISTRY
@@ -363,8 +365,7 @@ def _settings(
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` as a command whose parameter ``settings`` is replaced by the options of :func:`_settings`,
-    from which it is made.
+    """Return ``function`` as a command that has the options of :func:`_settings` instead of the parameter ``settings``.
 
     The attribute ``parts`` of the returned function is the pair of ``function`` and :func:`_settings`.
     """
@@ -518,7 +519,7 @@ def add_token(
 
 @tokens_app.command("list")
 def list_tokens(folder: base.RunFolder) -> Output:
-    """Print the names, roles, expiry and limits of all tokens, and limits of names without a token."""
+    """Print the name, role, expiry and limits of every token, and the limits of owners whose tokens are gone."""
     with waiting("ledger"):
         return serving.describe(folder)
 
@@ -527,7 +528,7 @@ def list_tokens(folder: base.RunFolder) -> Output:
 def limit_name(
     folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
-    """Replace the limit of a token's owner; earlier charges count towards it."""
+    """Replace the limit of a token's owner; charges before the change count towards the new limit."""
     own = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
     serving.change_tokens(folder, "limit", name, limit=own)
     return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")
@@ -580,7 +581,7 @@ _Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others 
 
 @site_app.command("key")
 def make_key(file: Annotated[Path, typer.Argument()]) -> Output:
-    """Make a site's private keys, and print the public ones, which the plan's author needs for the list of sites.
+    """Make a site's private keys, and print the public ones, which `fairpate site plan` needs in its list of sites.
 
     Args:
         file: File to write, for you alone.
@@ -649,7 +650,7 @@ def serve_plan(
     log_file: base.LogFile = None,
     workers: _Workers = None,
 ) -> Output:
-    """Coordinate a plan: add up what the sites send, learn from the sum, and write the folder of a run.
+    """Coordinate a planned release: add up what the sites send, learn from the sum, and write a run directory.
 
     Args:
         plan: The file of the plan.
@@ -679,13 +680,13 @@ def join_plan(
     yes: bool = False,
     workers: _Workers = None,
 ) -> Output:
-    """Take part in a plan with your own private records, which stay here.
+    """Take part in a planned release with your own private records, which stay on this machine.
 
     Args:
         url: Address of the coordinator.
         key: File of `fairpate site key`.
         ca: Certificate authority (PEM) of the coordinator's HTTPS.
-        plan: Digest of the plan: take part in this plan alone.
+        plan: Digest of the only plan to take part in.
         yes: Agree to --plan without being asked, as in a script.
     """
     if yes and plan is None:
@@ -732,9 +733,10 @@ def simulate_plan(
     overrides: base.Overrides = None,
     data_dir: base.DataDir = None,
 ) -> Output:
-    """Distribute public records to sites on this machine, and let them share a release with the real protocol.
+    """Distribute public records to sites on this machine, which compute one joint release by the real protocol.
 
-    One machine has all the records. Records of a declaration may be private, so your odometer charges their release.
+    This machine has all the records. If they are your own declared ones, they may be private: your odometer (the total
+    of all your releases) then charges this release too.
 
     Args:
         out: New folder, with a folder for each party.

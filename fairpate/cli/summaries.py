@@ -104,11 +104,10 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield, for each field of a configuration section and of the sections in it, a mapping with its dotted name
-    ``field``, its ``default`` and its ``meaning``; ``set`` is the argument of `--set` that sets the default. ``prefix``
-    is put in front of all names.
+    """Yield a mapping for each field of a configuration section and of the sections in it: the dotted name ``field``,
+    the ``meaning``, the ``default``, and ``set``, the argument with which `--set` sets this default.
 
-    A section with a description has a mapping of its own, without a default.
+    ``prefix`` is put in front of all names. A section with a description has a mapping too, without a default.
     """
     described = getattr(type(section), "model_fields", {})
     for name in described or [field.name for field in fields(section)]:
@@ -270,8 +269,8 @@ _EXAMPLE_WIDTH = 32
 
 
 def _example_records(kind: Kind) -> Files:
-    """Return the example records of a new project, as contents by file name: one CSV file each for private, public and
-    test records, with the label as last column, and the records' pictures or vectors.
+    """Return the example records of a new project for a data set of the given ``kind``, as contents by file name: one
+    CSV file each for private, public and test records, with the label as last column, and any pictures or vectors.
 
     The probability of the label yes differs a little between groups, so that there is a fairness gap to measure.
     """
@@ -340,11 +339,11 @@ class ProjectError(UsageError, ValueError):
 
 
 def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
-    """Write a new project to ``folder``, completely or not at all; return the name of its data set, and the paths of
-    its files.
+    """Write a new project for a data set of the given ``kind`` to ``folder``, completely or not at all; return the name
+    of its data set, and the paths of its files.
 
-    ProjectError for a name without a letter, with a control character, or of a known data set; PlaceError if something
-    exists there already, or nothing can be written.
+    ProjectError if the folder's name has no letter or has a control character, or is that of a known data set.
+    PlaceError if ``folder`` exists already or cannot be written.
     """
     if not folder.name.isprintable():
         raise ProjectError(f"NAME: {str(folder)!r} has a character that cannot be printed; leave it out.")

@@ -54,9 +54,8 @@ class Split:
     are ``int64``. Identifiers are unique within a data set and reveal nothing about ``z``. Records with the same
     ``unit_id`` differ only in ``z``; if ``unit_id`` is empty, every record is a unit of its own. ``person_id`` names
     the person of each record if all records of a person are protected together; if it is empty, each record is
-    protected by itself. ``together`` are the names of persons, or of units if records are protected: records with the
-    same name in ``together`` go to the same teacher. Identifiers are stored packed
-    (:class:`fairpate.data.large_arrays.Names`).
+    protected by itself. ``together`` is ``person_id``, or ``unit_id`` if that is empty: records with the same name in
+    it go to the same teacher. Identifiers are stored packed (:class:`fairpate.data.large_arrays.Names`).
     """
 
     x: Tensor
@@ -76,7 +75,9 @@ class Split:
         names = (self.record_id, self.unit_id, self.person_id or self.record_id)
         sizes = {*map(len, (self.x, self.y, self.z)), *map(len, names)}
         if len(sizes) != 1:
-            raise ValueError(f"Expected x, y, z and identifiers of one length, got lengths {sorted(sizes)}.")
+            raise ValueError(
+                f"Expected x, y, z and identifiers of one length, got lengths {sorted(sizes)}; give one per record."
+            )
         # A record without a person would be protected by itself alone, unlike the statement says.
         if missing := pc.sum(pc.equal(Names(self.person_id).packed, "")).as_py():
             raise DataError(
@@ -158,11 +159,11 @@ class Dataset(Described):
     ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
     ``records_alone``: the source names persons, and each record is protected by itself nevertheless. ``parts``
     identifies the rule of a hashed split (:func:`divide_by_hash`), in which adding or removing a unit changes only one
-    split; it is empty for other splits. ``keeps_names``: a unit that is replaced keeps its name, and so its split.
+    split; it is empty for other splits. ``keeps_names``: a record that changes keeps its name, and so its split.
     ``shared_unit``: the unit of privacy if private records are at several sites, of which this one may have none.
-    ``is_elsewhere``: this data set is loaded by the coordinator of sites, or by a rehearsal of their computation, not
-    by a site. ``public_persons``: the number of persons behind the public records, even if each record is protected by
-    itself; None if the source does not name persons.
+    ``is_elsewhere``: private records are left out, because this data set is for the coordinator of several sites, or
+    for a rehearsal that determines the privacy cost of a release. ``public_persons``: the number of persons behind the
+    public records, even if each record is protected by itself; None if the source does not name persons.
     """
 
     name: str
@@ -183,8 +184,8 @@ class Dataset(Described):
     unit: Unit = field(init=False)
     """The unit of privacy: ``person`` if private records name persons, otherwise ``record``."""
     part: str = field(init=False)
-    """Name of a hashed split's private part in the odometer, which adds up the cost of all runs on a data set; empty
-    without such a split."""
+    """Name of the private part of a hashed split; empty for other splits. The odometer, which adds up the privacy cost
+    of all runs on a data set, counts releases from different parts apart."""
     num_classes: int = field(init=False)
     num_groups: int = field(init=False)
     splits: Mapping[str, Split] = field(init=False, repr=False)
@@ -237,7 +238,9 @@ class SourceFile(Section):
     def _is_below_the_folder(cls, place: str | None) -> str | None:
         # A declaration may come from a stranger: it must not read outside the data folder.
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
-            raise ValueError(f"Expected a path below the data folder, got {place!r}; set that folder by --data-dir")
+            raise ValueError(
+                f"Expected a path below the data folder, got {place!r}; name the folder that has it by --data-dir"
+            )
         return place
 
 
@@ -278,8 +281,8 @@ class LoadedRecords(Described):
     never trained on. ``y`` of a public record may be -1: no label. ``person_ids`` names the person behind each record,
     if several records may share one and a split must keep them together; equal records then belong to one person.
     ``mapped``: the features as a view of a memory-mapped file, so that splits are views too. ``feature_codes``: how a
-    declared table's features are computed. ``naming`` identifies the rule by which records are named; with
-    ``keeps_names`` this rule reads only keys of records or persons, so that a changed record keeps its name.
+    declared table's features are computed. ``naming`` identifies the rule by which records are named. ``keeps_names``:
+    this rule reads only keys of records or persons, so that a changed record keeps its name.
     """
 
     records: Split
@@ -298,7 +301,7 @@ class DatasetEntry:
     ``rows``: the publisher's number of records; None if not public. ``persons``: the publisher's number of persons;
     None if unknown. Records name their persons only under the options ``persons_when``. ``citation``: the reference for
     a study. ``num_public``, ``num_validation`` and ``num_test``: default sizes of splits. None takes every record that
-    the publisher set aside for the split; if there are none for the test split, it gets a quarter of ``rows``.
+    the publisher set aside for the split; a test split without such records gets a quarter of ``rows``.
     ``count_public`` counts public records in files of their own. ``class_shares``: the declared share of each class.
     ``num_classes``: the number of classes under the default options.
     """
@@ -325,10 +328,11 @@ class DatasetEntry:
     num_classes: int = 2
 
     def protected(self, options: Mapping[str, Any], unit: Unit | None) -> tuple[int, Unit]:
-        """Return the public number of protected units, and what they are: persons, by the publisher's number, if
-        persons are protected under ``options``; otherwise records, by the number ``rows``.
+        """Return a public number of protected units, and the kind of unit. If persons are protected under ``options``,
+        this is the publisher's number of persons, otherwise the number ``rows`` of records.
 
-        :class:`DataSettingsError` if the declaration gives no number.
+        ``unit``: the unit of privacy if the user chose it. :class:`DataSettingsError` if the declaration gives no
+        number.
         """
         if self.persons is not None and unit is None and holds(self.persons_when, self.complete_options(options)):
             return self.persons, "person"
@@ -372,8 +376,8 @@ def as_text(value: Any) -> str:
 
 
 def origins(**counts: int) -> tuple[Origin, ...]:
-    """Return the origin of each record of a data set that has ``counts`` records of each origin, in the order of
-    :data:`ORIGINS`, such as ``origins(training=9, test=3)``."""
+    """Return for each record its origin, which decides what splits it may enter: ``origins(training=9, test=3)`` is for
+    nine records of training and three of test. Origins are in the order of :data:`ORIGINS`."""
     return tuple(origin for origin in ORIGINS for _ in range(counts.get(origin, 0)))
 
 
@@ -458,8 +462,8 @@ def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes
 
 
 def check_file(file: SourceFile, path: Path, *, unpack: bool = False) -> str:
-    """Verify that the sha256 of the file at ``path`` (with ``unpack``, of its unpacked bytes) is the pinned one of
-    ``file``, and return it. The file is read in pieces."""
+    """Return the sha256 of the file at ``path``, or with ``unpack`` that of its unpacked bytes; :class:`DataError` if a
+    different one is pinned for ``file``. The file is read in pieces."""
     try:
         # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
         with gzip.open(path) if unpack else path.open("rb") as stream:
@@ -557,10 +561,10 @@ def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
 def shortened_by_person(
     votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
 ) -> tuple[IntArray, IntArray]:
-    """Add up each person's votes by row of the table of votes that a method will release, and scale them down so that
-    the L2 norm of all of a person's votes together is at most ``norm``.
+    """Add up the votes of each person for each row of a table of votes, which a method will release with noise. Scale
+    these sums down so that all sums of a person together have an L2 norm of at most ``norm``.
 
-    Return for each sum its row in that table (R,), and its numbers (R, W).
+    Return for each sum its row in the table (R,), and its numbers (R, W).
 
     Record n of person ``person_N[n]`` votes ``votes_NW[n]`` for row ``row_N[n]`` of the table; no vote is longer than
     ``norm``. A person's votes are added up row by row. If their joint norm exceeds ``norm``, they are scaled down to
@@ -629,7 +633,7 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
         chosen = free & np.isin(origins, permitted)
         if wanted is not None and wanted > (available := int(chosen.sum())):
             raise DataSettingsError(
-                f"data.num_{name}: expected at most {available} records left for it, got {wanted}; lower this setting."
+                f"data.num_{name}: expected at most {available}, the number of records left, got {wanted}; lower it."
             )
         if wanted == 0:
             chosen = np.zeros(len(ids), dtype=bool)
@@ -651,7 +655,7 @@ def divide_by_hash(
     Adding or removing a unit moves no other unit, so that releases from different splits compose in parallel. ``seed``
     is the public key of the hash; equal names go together, as do all records of a person. A split with files of its own
     consists of their records; ``num_public`` limits the public split. :class:`DataSettingsError` for public records
-    without files of their own: if the hash chose them, a private unit that is added might become public.
+    without files of their own: if the hash chose the public records, it might choose a private unit that is added.
     """
     origins = np.array(records.origins or ["any"] * len(records.records))
     set_aside = {name: np.isin(origins, list(SET_ASIDE[name])) for name in ("public", "validation", "test")}
@@ -681,8 +685,8 @@ def divide_by_hash(
 
 
 def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str, Split]:
-    """Return the split for each name in ``indices``, which gives its row numbers among ``records``. :class:`DataError`
-    if a person has records in the private split and in another one."""
+    """Return splits by name: each has those of ``records`` whose row numbers ``indices`` lists under this name.
+    :class:`DataError` if a person has records in the private split and in another one."""
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
     whole, mapped = records.records, records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
@@ -710,9 +714,9 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
 
     Records are sorted by a keyed hash of their unit; records of the same unit are put in an order drawn from
     ``secret``, and names are replaced by hashes keyed by ``secret``. This is for methods that protect only the
-    attribute: files are often sorted by it, so neither a record's position nor the name of one of several equal records
-    may follow the file. Nor may a name be readable: it may count the rows of such a file, or contain the date on which
-    one group was recorded.
+    sensitive attribute: files are often sorted by it, so neither a record's position nor the name of one of several
+    equal records may reveal its place in the file. The original names may reveal it too: a name may count the rows of
+    the file, or contain the date on which one group was recorded.
     """
     hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
@@ -742,6 +746,6 @@ def check_members(dataset: Dataset, *names: str) -> None:
         if empty := [each for each, count in zip(words, counts, strict=True) if count == 0]:
             raise DataError(
                 f"The {name} split has no member of {what} {', '.join(empty)}. If the split has its own file, add such "
-                "records to it, or leave out of the declaration what no record has; if it is drawn, choose larger "
+                "records to it, or leave the missing names out of the declaration; if it is drawn, choose larger "
                 "splits (data.num_public, num_validation, num_test) or another data.seed."
             )

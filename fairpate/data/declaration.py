@@ -151,7 +151,9 @@ class Files(Section):
     @classmethod
     def _is_by_part(cls, values: Any) -> Any:
         if isinstance(values, (str, list, tuple)):
-            raise ValueError(f"Expected `records:`, or `private:`, `public:` and `test:`, got {values!r}")  # noqa: TRY004
+            raise ValueError(  # noqa: TRY004
+                f"Expected `records:`, or `private:`, `public:` and `test:`, got {values!r}; name each part"
+            )
         return values
 
     refused: ClassVar[Refused] = {
@@ -177,8 +179,8 @@ class Files(Section):
         return tuple(file for files in self.parts.values() for file in files)
 
     def origin(self, part: Part, options: Mapping[str, Any]) -> Origin:
-        """Return the origin of the records in the files of ``part``, which restricts the splits that these records may
-        enter."""
+        """Return the origin of the records in the files of ``part``: ``any``, ``training`` or the part's name. It
+        restricts the splits that these records may enter."""
         if self.pooled and dataset.holds(self.pooled, options):
             return "any"
         if part == "records":
@@ -406,8 +408,8 @@ class Declaration(Section):
         return tuple(dict.fromkeys((*groups, *self.computed_from_group, *paths)))
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Return the names of all columns that the reader needs with these ``options``; if they are None, those that it
-        needs with any options."""
+        """Return the names of all columns that the reader needs with these ``options``. Without ``options``, return
+        every column that is needed with some options."""
         ruled = [(rule.column, rule.when) for rule in self.keep]
         ruled += [(column, feature.when) for column, feature in self.columns]
         conditional = [column for column, when in ruled if options is None or dataset.holds(when, options)]
@@ -516,7 +518,7 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
         again = f"{column}.1"
         # If two columns have one name, either may be meant.
         if {column, again} <= set(rows.column_names) and not rows[column].equals(rows[again]):
-            raise DataError(f"{name}: column {column}: is given twice, with other values; rename one.")
+            raise DataError(f"{name}: column {column}: two columns with different values have this name; rename one.")
     tables.require_columns(rows, required, name)
     if is_unlabelled:
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
@@ -691,12 +693,13 @@ def _unit_names(
     person: Person | None,
     request: Request,
 ) -> pa.LargeStringArray:
-    """Return the name of each row's record before equal names are numbered.
+    """Return a name for each row's record; the caller appends a number to names that occur again.
 
     The names of two parts with files of their own always differ, and so do those of two persons: a person's names, and
     the numbers appended to them, do not depend on other persons' rows. If no key or text is declared, a name is a hash
     of the features and the label: rows with equal values get equal names, even if they are written differently.
-    ``headers`` caches, for each ``pool`` of records that are divided together, the first file and its columns.
+    ``pool`` is the part of the data set that is divided together with these rows; ``headers`` caches the first file of
+    each pool, and its columns.
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
@@ -742,8 +745,8 @@ def _unit_names(
 def _require_no_list(rows: pa.Table, column: str, file: str) -> None:
     if tables.is_vectors(rows[column].type):
         raise DataError(
-            f"{file}: column {column}: a list cannot name a record; declare a column that can (identity: {{key: id}}), "
-            "and name one person in each row."
+            f"{file}: column {column}: lists cannot be names; name records by another column (identity: {{key: id}}), "
+            "and persons by a column with one name in each row."
         )
 
 
@@ -756,8 +759,8 @@ def _person_names(
     """Return the name of the person of each row. A row without a person counts as a person of its own, with the row's
     name in ``units``.
 
-    If persons are protected, a row without a person is a fault, and so is a row that names several persons: no split or
-    sample could keep all rows of each of them together.
+    If persons are protected, a row without a person is a fault. So is a row that names several persons, because no
+    split or sample could keep all rows of each of these persons together.
     """
     _require_no_list(rows, person.column, file)
     persons = tables.text_of(rows[person.column]).cast(pa.large_string())

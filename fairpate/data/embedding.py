@@ -70,9 +70,9 @@ class Nearness:
     """Computes exactly how near rows e are to public rows c: e . c - |c|^2 / 2, which is largest at the smallest
     distance.
 
-    For each public row there are V varied copies; the nearest copy counts. Rows and public rows are rounded to whole
-    numbers so small that sums of products are at most 2^23. So a row's values depend on no other row, and equal
-    distances stay equal.
+    A public row is given by V copies, such as slightly turned pictures, of which the nearest counts. Rows and public
+    rows are rounded to whole numbers so small that sums of products are at most 2^23 and therefore exact. So a row's
+    values depend on no other row, and equal distances stay equal.
     """
 
     scale: float
@@ -210,10 +210,10 @@ class Components:
     Plain features of tables: the columns, and for a column of many values one indicator for each of some quantiles of
     public records, which is 1 if the value reaches the quantile (``thresholds_K`` of the columns ``column_K``). Plain
     features of pictures: square roots of oriented gradients (:mod:`fairpate.oriented_gradients`), averaged with the
-    mirror image's if configured, and the pixels of the shrunk picture. Features of tables are divided by the square
-    root of their spread over the pool before the rotation to components, and those of pictures after it, so that
-    neither rare nor large values dominate. ``whole_FE`` are the components as whole multiples of ``unit_E``. ``side``:
-    width and height of the shrunk picture in pixels; 0: no shrunk picture is used.
+    mirror image's if configured, and the pixels of the shrunk picture. So that neither rare nor large values dominate,
+    each feature of a table, and for pictures each component, is divided by the square root of its standard deviation
+    over the public records. ``whole_FE`` are the components as whole multiples of ``unit_E``. ``side``: width and
+    height of the shrunk picture in pixels; 0: no shrunk picture is used.
     """
 
     config: EmbeddingConfig
@@ -235,7 +235,8 @@ class Components:
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(
-                f"data.num_public: an embedding needs two finite public records or more, got {len(pool)}; set more."
+                f"data.num_public: an embedding needs two public records or more, of finite numbers, got {len(pool)}; "
+                "raise it, or correct the records."
             )
         is_table = pool.ndim == 2
         side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
@@ -339,8 +340,8 @@ def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) ->
     """Return the data set with the features of every split replaced by coordinates, from the given ``embedding`` or
     from one that is fitted to the public records; unchanged if ``embedding`` is None.
 
-    DataSettingsError if there are no public records to fit an embedding to, unless every feature is a declared number
-    or category.
+    If there are few public records and every feature is a declared number or category, made-up records are added to
+    them (:func:`completed_pool`). DataSettingsError if there is no public or made-up record to fit an embedding to.
     """
     if embedding is None:
         return dataset
@@ -375,8 +376,8 @@ def completed_pool(dataset: Dataset) -> Tensor:
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
-    """Return the plain features (N, F) of records: those that :class:`Components` describes, before the rotation to
-    components."""
+    """Return the plain features (N, F) of records, from which their components are computed; :class:`Components` lists
+    these features."""
     if x.ndim == 2:
         return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
     pictures = [x, x.flip(-1)] if config.mirrored else [x]
@@ -435,7 +436,7 @@ def read_embedding(path: Path) -> Embedding:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         digest = arrays_digest({name: tensor.numpy() for name, tensor in tensors.items()})
         if values["format"] != FORMAT or values["sha256"] != digest:
-            raise ValueError(f"expected {FORMAT} whose tensors match its checksum")  # noqa: TRY301 - reported below
+            raise ValueError(f"expected the format {FORMAT} and tensors that match the checksum")  # noqa: TRY301 - reported below
 
         kinds = {"components": (EmbeddingConfig.model_validate(values["config"]), _SIDE)}
         if "scale" in values:
@@ -466,11 +467,11 @@ def read_embedding(path: Path) -> Embedding:
             most = (_LARGEST_NORM + math.sqrt(nearness.others_VKD.shape[2])) ** 2 / 2
             is_exact = not (half_VK > most).any() and np.array_equal(half_VK, nearness.half_squares_VK)
             if not 0 < nearness.scale < math.inf or not is_exact:
-                raise ValueError("expected a graph of whole numbers whose distances are exact")  # noqa: TRY301
+                raise ValueError("graph: expected whole numbers whose distances are exact")  # noqa: TRY301
             if not np.isfinite(coordinates_ME).all():
-                raise ValueError("expected a graph of finite coordinates")  # noqa: TRY301
+                raise ValueError("graph: expected finite coordinates")  # noqa: TRY301
         if not 0 < values["radius"] < math.inf:
-            raise ValueError(f"expected a positive radius, got {values['radius']}")  # noqa: TRY301 - reported below
+            raise ValueError(f"radius: expected a positive number, got {values['radius']}")  # noqa: TRY301 - reported below
         return Embedding(
             config=kinds["components"][0],
             components=components["components"],
@@ -517,7 +518,10 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
         sizes = {tuple(row.shape) for row in rows}
         if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
             expected = "one vector of finite numbers per picture, all of one length"
-            raise DataError(f"pictures.features: {features}: expected {expected}, got shapes {sorted(sizes)[:3]}.")
+            raise DataError(
+                f"pictures.features: {features}: expected {expected}, got shapes {sorted(sizes)[:3]}; correct the "
+                "function."
+            )
         x = torch.stack(rows)
         names = tuple(f"{features} {place}" for place in range(x.shape[1]))
     return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, mapped=None)
@@ -537,8 +541,9 @@ _NEAREST_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Prototypes:
-    """Public prototypes, to which records are assigned: an embedding, the prototypes' centres (K, D or E), and the
-    coordinates and nearest prototype of every public record."""
+    """Prototypes: centres of clusters of public records, to which records are assigned for votes. ``embed`` computes
+    the coordinates of a record; ``centres`` (K, D or E) are those of the prototypes. ``coordinates_MD`` and
+    ``prototype_M`` are the coordinates and the nearest prototype of every public record."""
 
     embed: Embed
     centres: Floats

@@ -51,8 +51,8 @@ class Pixels:
     file: Path | None = None
 
     def rows(self, index: Tensor) -> Tensor:
-        """Return the pictures at ``index``: few are copied to memory; many become a view of a new file next to this
-        one."""
+        """Return the pictures at ``index``: a copy in memory if they are few or in memory already, otherwise a view of
+        a new file, written next to this one."""
         if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
         # The file's name is a hash of everything that determines its pixels: with the rows it identifies the new file.
@@ -109,7 +109,7 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
         for start in range(0, size, _BYTES_HASHED_AT_ONCE):
             digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, size - start)))
         if stream.read() != digest.digest():
-            raise ValueError(f"pixels do not match their checksum, expected {shape}")
+            raise ValueError(f"Expected pixels of shape {shape} that match the checksum in the file, got others.")
         mapping = mmap.mmap(stream.fileno(), 0, flags=FLAGS, prot=PROTECTION)
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=size).reshape(shape))
 

@@ -67,8 +67,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def _chosen(uniform_N: Floats, shares: Floats, row_N: IntArray) -> IntArray:
-    """Return an index for each of N uniform random numbers: row ``row_N[n]`` of ``shares`` has the probabilities of the
-    indices for number n."""
+    """Return an index for each of N uniform random numbers; number n yields index k with the probability
+    ``shares[row_N[n], k]``."""
     ends_NK = np.cumsum(shares, axis=1)[row_N, :-1]
     return (uniform_N[:, None] >= ends_NK).sum(axis=1)
 
@@ -192,9 +192,10 @@ REGISTRY: Mapping[str, DatasetEntry] = Registry(CODEBOOKS)
 
 
 def option_showing_attribute(name: str, options: Mapping[str, Any], entry: DatasetEntry | None = None) -> str | None:
-    """Return the option of data set ``name`` that makes the sensitive attribute a feature; None if no option does.
+    """Return which of the given ``options`` makes the sensitive attribute of data set ``name`` a feature; None if none
+    does.
 
-    ``entry`` is the entry of a declared table. Other faults of the name or the options are left to the loader.
+    ``entry``: the entry of the data set if it is a declared table. Unknown names and options are left to the loader.
     """
     known = entry.options if entry is not None else REGISTRY[name].options if name in REGISTRY else {}
     for option, choice in known.items():
@@ -229,9 +230,9 @@ def entry_for(source: DataConfig | str) -> DatasetEntry:
 
 
 def compared_on(config: DataConfig) -> dict[str, bool]:
-    """Return the names of known data sets whose test records ``config`` reads for any purpose. The privacy statement
-    names them, because this package's default settings were compared on them. A name is mapped to False if the
-    configuration uses these records only as public ones, otherwise to True.
+    """Return the known data sets whose test records ``config`` reads, by name: False if it reads them only as public
+    records, otherwise True. The privacy statement names these data sets, because the default settings of this package
+    were compared on them.
 
     A known data set is recognised by its name, or by the content of a file with its test records. Changed files,
     folders of pictures and records in memory are not recognised.
@@ -251,8 +252,8 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
 
 @cache
 def _files_of_test_records() -> dict[str, str]:
-    """Return a mapping with the checksum of every file that contains test records of a known data set; its value is the
-    name of that data set."""
+    """Return a mapping from the checksum of every file that contains test records of a known data set to the name of
+    that data set."""
     found: dict[str, str] = {}
     for name, entry in REGISTRY.items():
         path = CODEBOOKS / f"{name}.yaml"
@@ -269,7 +270,8 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     A site's private records may lack a class or a group. Declared files may be missing at a party that does not read
     them. The coordinator does not read private records, and a site does not read validation and test records. With a
     hashed split no party reads validation and test records, because each site sets test records aside from its private
-    ones. Errors as in :func:`load_data`, and for a data set whose private records have no file of their own.
+    ones. Errors as in :func:`load_data`. :class:`DataSettingsError` also if private records have no file of their own,
+    or if no declared file is left for the coordinator.
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
@@ -282,8 +284,8 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
     if not files.parts:
         raise DataSettingsError(
-            f"files: {config.name} leaves the coordinator without any record, which does not read private ones; "
-            "declare `public: ...`, or `test: ...` without data.split=hashed."
+            f"files: {config.name} leaves the coordinator, who reads no private records, without any record; declare "
+            "`public: ...`, or `test: ...` without data.split=hashed."
         )
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
     request = request_of(config, entry)
@@ -523,7 +525,7 @@ def as_table(frame: Any, part: str) -> pa.Table:
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         raise DataSettingsError(
             f"{part}: expected a frame, a pyarrow.Table or a dictionary of columns of one length, got "
-            f"{type(frame).__name__} ({error})."
+            f"{type(frame).__name__} ({error}); pass one of these."
         ) from error
 
 
@@ -720,8 +722,8 @@ class Seen:
 
     @property
     def is_repeated_id(self) -> bool:
-        """True if the column looks like the id of persons who have several rows: values repeat, and there are more
-        different ones than a column of categories has."""
+        """True if the column looks like the id of persons who have several rows: some values repeat, and there are more
+        distinct values than a column of categories has."""
         return self.repeats and len(self.values) > _MOST_CATEGORIES and len(self.values) < self.rows - self.missing
 
     @property
@@ -733,7 +735,8 @@ class Seen:
 
     @property
     def years(self) -> tuple[int, int]:
-        """The first and the last year of dates in :attr:`date_format`; the last one is later than the first."""
+        """The first and the last year of the column's dates, as bounds. If all dates are of one year, the second number
+        is the year after it."""
         form = self.date_format
         assert form is not None
         years = [date.year for value in self.values if (date := _date(value[:10], form))]
@@ -879,7 +882,8 @@ def _seen(path: Path, separator: str | None, encoding: str, with_commas: Collect
 
 
 def _drafted(file: Path, public: Path | None, test: Path | None, folder: Path, **facts: Any) -> str:
-    """Return the text of ``draft.txt``, given ``facts`` about the columns of a table or the levels of folders."""
+    """Return a drafted declaration: the template ``draft.txt``, filled in with ``facts`` about the columns of a table
+    or the levels of folders."""
     import jinja2  # no other use of data needs it
 
     name = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
@@ -913,7 +917,8 @@ def _date(text: str, form: str) -> datetime.date | None:
 
 
 def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
-    """Return the likely separator of a table, which splits the header into most fields, and its encoding.
+    """Return the likely separator of a table and its encoding. The separator is the one that splits the header into
+    most fields.
 
     For a file format with column types, such as Parquet, the separator is None. The encoding is UTF-8, or cp1252 if the
     header (``with_rows``: any line) is not valid UTF-8.

@@ -184,7 +184,7 @@ class Feature(Section):
                 raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]; correct them")
             if self.missing is not None and (number is None or not low <= number <= high):
                 raise ValueError(
-                    "missing: expected a number within the bounds, as which a missing value counts, got "
+                    "missing: expected a number within the bounds, as the value of a missing one, got "
                     f"{self.missing!r}; declare the file's values that mean a missing one as `unknown`"
                 )
         for alias, value in self.aliases.items():
@@ -258,18 +258,19 @@ def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Mean
     # With fewer than two classes or groups there is nothing to compare.
     if len(values) < 2 or not all(values.values()):
         raise ValueError(
-            f"Expected two names or more, each with a value or a range, got {', '.join(values)}; add what is missing"
+            "Expected two names or more, each with a value or a range that means it, got "
+            f"{', '.join(values)}; add what is missing"
         )
     every = [meaning for each in values.values() for meaning in each]
     ranges = [meaning for meaning in every if meaning.value is None]
     if ranges and len(ranges) < len(every):
-        raise ValueError("Expected values or ranges, got both; declare all names by values, or all by ranges")
+        raise ValueError("Expected values or ranges, got both; give every class or group a value, or every one a range")
     _require_distinct([meaning.value for meaning in every if meaning.value is not None])
     for one, other in itertools.combinations(ranges, 2):
         (low, high), (other_low, other_high) = one.bounds, other.bounds
         # Compared with the sides of their bounds: `below 5` and `at_least 5` touch and do not overlap.
         if max(low, other_low) <= min(high, other_high):
-            raise ValueError("Expected ranges that do not overlap; correct their ends")
+            raise ValueError("Expected ranges that do not overlap, got two that do; correct their ends")
     return values
 
 
@@ -281,7 +282,7 @@ class Coding(Section):
 
     column: str = Field(description="Name of the column in the file.")
     meant_by: ClassVar[str]
-    """The name of the field with the published values or ranges of each name."""
+    """The name of the field that declares which published values or ranges mean each class or group."""
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
@@ -500,10 +501,10 @@ def read_batches(
 ) -> Iterator[pa.Table]:
     """Yield the rows of the file at ``path``, batch by batch; its suffix selects Parquet, Feather, Arrow or text.
 
-    ``name`` is the file's name in error messages. Delimited text in ``encoding`` may be gzipped: ``columns`` names the
-    fields of a file without a header line, ``separator`` None is a tab in .tsv files and otherwise a comma, and a first
-    line that begins with ``comment`` is skipped. Of file formats with column types only the columns ``wanted`` are
-    read. :class:`DataError` as in :func:`read_table`.
+    ``name`` is the file's name in error messages. For text, which may be gzipped: ``columns`` names the fields of a
+    file without a header line. ``separator`` None is a tab in .tsv files, otherwise a comma. A first line that begins
+    with ``comment`` is skipped. For the other formats, ``wanted`` are the only columns read, None: all.
+    :class:`DataError` as in :func:`read_table`.
     """
     require_readable(path, name)
     usual = "\t" if ".tsv" in path.suffixes else ","
@@ -727,8 +728,8 @@ def with_decimal_points(text: pa.Array) -> pa.Array:
 
 
 def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
-    """Return the year of each date, or, if the feature declares ``age_on``, the whole years from the date until then;
-    other text is unchanged."""
+    """Return the year of each date, or, if the feature declares the day ``age_on``, the age in whole years on that day.
+    Text that is not a date is unchanged."""
     # The time of day in a typed file is not part of the date.
     text_of_day = pc.utf8_slice_codeunits(text, 0, 10) if feature.date_format == ISO_DATE else text
     dates = pc.strptime(text_of_day, format=feature.date_format, unit="s", error_is_null=True)
@@ -803,7 +804,7 @@ class ColumnCells:
 
 def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
     """Return the values of one ``column`` in the rows of ``table``; :class:`DataError` if the table has no such column.
-    ``file`` is its name in messages."""
+    ``file`` is the table's name in messages."""
     require_columns(table, [column], file)
     return ColumnCells(file=file, column=column, values=table[column].combine_chunks(), faults=faults)
 

@@ -17,7 +17,7 @@ from aggregator.client import DEFAULT_URL, AggregatorClient
 
 
 def main() -> None:
-    """Estimate the cost, submit the queries twice, and count the answers."""
+    """Ask an aggregator for the privacy cost of queries, submit these queries twice, and count the answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default=DEFAULT_URL)
     parser.add_argument("--queries", type=int, default=40, help="How many records of the public pool to ask about.")

@@ -25,7 +25,8 @@ SWEEP = {
 
 
 def main() -> None:
-    """Run what has no result yet; print the Pareto set of every panel, then the best method for each setting."""
+    """Run the cells of the comparison that have no result yet. Then print, for each data set and guarantee, the Pareto
+    frontier and the choices by three rules: fair, private and accurate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

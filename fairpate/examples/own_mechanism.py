@@ -44,7 +44,7 @@ class PlainVote(Mechanism):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        """Add exact discrete noise to every count, and pass the labels to the gate."""
+        """Return an outcome for each query: the class of its largest noisy count, unless the gate refuses it."""
         noise_QC = discrete_gaussians(self.noise_stddev_votes, source.words(keys, votes_QC.shape[1]), source)
         # Of equal counts the first class wins: a fixed rule, which costs no privacy.
         return gated((votes_QC + noise_QC).argmax(axis=1).tolist(), groups, gate)
@@ -75,7 +75,8 @@ TERMS = LedgerTerms(
 
 
 def votes_on(asked: Sequence[Query]) -> IntArray:
-    """Return simulated votes of a hundred teachers, in which the second group gets the second class more often."""
+    """Return simulated votes of a hundred teachers on the queries ``asked``; the second group gets the second class
+    more often."""
     draws = np.random.default_rng()
     share_Q = [0.2 if query.group == 0 else 0.8 for query in asked]
     votes_Q = [draws.binomial(100, 0.85 if draws.random() < share else 0.15) for share in share_Q]

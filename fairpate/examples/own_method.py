@@ -38,7 +38,7 @@ class ClassMeans(PrivateMethod):
     class_means: ClassMeansConfig = ClassMeansConfig()
 
     def check(self) -> None:
-        """Raise ConfigError for a relation that the event below does not cover."""
+        """Raise ConfigError for a neighbouring relation that the privacy event of :meth:`train` does not cover."""
         if self.target.relation not in (None, "add or remove one"):
             raise ConfigError(f"target.relation: expected add or remove one, got {self.target.relation}; leave it out.")
 

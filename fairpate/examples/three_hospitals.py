@@ -36,7 +36,7 @@ identity: {key: [visit]}
 
 
 def write_visits(path: Path, first: int, count: int) -> None:
-    """Write visits number ``first`` to ``first + count``; a patient has two."""
+    """Write ``count`` simulated visits to a CSV file, numbered from ``first`` on; every patient has two visits."""
     lines = ["visit,patient,age,weight,ward,sex,readmitted"]
     for visit in range(first, first + count):
         # Seeded by the number of the visit, so that every party has the same pool.
@@ -49,7 +49,7 @@ def write_visits(path: Path, first: int, count: int) -> None:
 
 
 def start(party: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a command of ``party`` in its folder, with its own odometer, and print it."""
+    """Print a `fairpate` command and start it in the folder of ``party``, with an odometer of that party's own."""
     print(f"{party.name:12} fairpate {' '.join(words)}")
     return subprocess.Popen(  # noqa: S603 - our own command
         [sys.executable, "-m", "fairpate", *words, "--json"],
@@ -74,7 +74,7 @@ def published(party: Path, name: str, field: str) -> Any:
 
 
 def main() -> None:
-    """Make the files of all parties, run the plan, and print what came out."""
+    """Write the files of all parties, train a joint model, and compare it with one from a single hospital's records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--epsilon", type=float, default=0.1)

@@ -45,7 +45,10 @@ class DemographicParityGate:
         if counts_GC is None:
             counts_GC = np.zeros((num_groups, num_classes), dtype=np.int64)
         if counts_GC.shape != (num_groups, num_classes):
-            raise ValueError(f"Expected counts_GC of shape {(num_groups, num_classes)}, got {counts_GC.shape}.")
+            raise ValueError(
+                f"Expected counts_GC of shape {(num_groups, num_classes)}, got {counts_GC.shape}; pass those of a gate "
+                "with the same groups and classes."
+            )
         if not np.issubdtype(counts_GC.dtype, np.integer) or (counts_GC < 0).any():
             raise ValueError("Expected counts_GC to hold integers >= 0; pass the counts_GC of an earlier gate.")
         # Lists and kept sums: a decision reads a handful of numbers, for which arrays are slow.
@@ -133,7 +136,9 @@ def filter_stream(
     """
     labels, groups = np.asarray(labels_N).tolist(), np.asarray(groups_N).tolist()
     if len(labels) != len(groups):
-        raise ValueError(f"Expected one group per label, got {len(labels)} labels and {len(groups)} groups.")
+        raise ValueError(
+            f"Expected one group per label, got {len(labels)} labels and {len(groups)} groups; pass as many of both."
+        )
     gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
     accepted = [gate.admit(group, label) for label, group in zip(labels, groups, strict=True)]
     return np.array(accepted, dtype=np.bool_)

@@ -191,7 +191,7 @@ def _answered_records(
     if not len(predicted) == len(groups) == len(labels) == len(keep):
         raise ValueError(
             f"Expected equally many predictions, groups, labels and answered flags, got {len(predicted)}, "
-            f"{len(groups)}, {len(labels)} and {len(keep)}."
+            f"{len(groups)}, {len(labels)} and {len(keep)}; give one of each per record."
         )
     predicted, num_labels = predicted[keep], 1 if labels_N is None else num_classes
     if predicted.ndim == 1:
@@ -199,7 +199,9 @@ def _answered_records(
     else:
         mass_NC = predicted.astype(np.float64)
         if mass_NC.ndim != 2 or mass_NC.shape[1] != num_classes:
-            raise ValueError(f"Expected predictions of shape (N,) or (N, {num_classes}), got {predicted.shape}.")
+            raise ValueError(
+                f"Expected predictions of shape (N,) or (N, {num_classes}), got {predicted.shape}; reshape them."
+            )
         # Softmax in float32 sums to 1 up to rounding.
         if not ((mass_NC >= 0).all() and np.allclose(mass_NC.sum(axis=1), 1, atol=1e-4)):
             raise ValueError(
@@ -228,10 +230,10 @@ class GroupCell:
     """The position of a value of a metric: an event, and the group or the two groups in which the event's rate is
     measured.
 
-    ``group`` None means all groups together; ``other_group`` is the second group of a pairwise comparison. ``label`` is
-    the predicted label, or with ``label_is`` False a label that is not predicted; None for a rate over all labels, such
-    as accuracy. ``given_label`` is the true label of the records counted, or with ``given_is`` False a label that they
-    do not have; None without such a condition.
+    ``group`` None means all groups together; ``other_group`` is the second group of a pairwise comparison. The event is
+    that ``label`` is predicted, or with ``label_is`` False that it is not; None: the event is about no single label, as
+    for accuracy. Only records with the true label ``given_label`` are counted, or with ``given_is`` False only those
+    with another one; None: all records.
     """
 
     group: int | None = None
@@ -555,7 +557,7 @@ class Notion:
 
     @property
     def reading(self) -> str:
-        """The key in ``metrics.json`` whose value is the value of this notion."""
+        """The key under which the published ``metrics.json`` has the value of this notion."""
         return {"demographic_parity": "dp_one_vs_rest", "equalized_odds": "eo_lowy"}.get(self.name, self.name)
 
 
@@ -610,7 +612,8 @@ def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -
 class TableByGroup:
     """A released table of sums of votes by group and label; every number has noise of standard deviation ``stddev``.
 
-    ``one_W``: coefficients whose inner product with any vote is 1, so that with a sum of votes it counts records.
+    ``one_W``: coefficients whose inner product with every single vote is 1. So their inner product with a sum of votes
+    is the number of records that voted.
     """
 
     sums_GYW: FloatArray
@@ -620,8 +623,8 @@ class TableByGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRecords:
-    """Public records (M): the votes that they would add if they were private, their groups, the probabilities of their
-    labels, and their predicted outcomes, one-hot."""
+    """M public records: the vote that each would cast if it were private, its group, the probabilities of its labels,
+    and its predicted outcome, one-hot."""
 
     votes_MW: FloatArray
     groups_M: IntArray

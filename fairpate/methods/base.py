@@ -47,7 +47,7 @@ from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.files import open_storage
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, Event, of_unit, pure_epsilon
+from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
@@ -136,8 +136,8 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_title(name: str) -> str:
-    """Return the name that pages show for a method: its title, or for a method of another package its registered name,
-    so that its code need not be imported."""
+    """Return the name that reports show for a method: its title, or for a method of another package its registered
+    name, so that its code need not be imported."""
     return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
 
 
@@ -156,7 +156,7 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 class Stream(IntEnum):
-    """The parts of a run that draw random numbers other than private noise, each with a fixed number for its seed.
+    """The parts of a run that draw random numbers of their own. Each part has a number, from which its seed is derived.
 
     The numbers must never change: earlier runs could not be reproduced otherwise.
     """
@@ -214,13 +214,6 @@ class Trained:
     epsilon_bound: float | None = None
     num_training_labels: int | None = None
 
-    def of_unit(self, unit: Unit) -> Self:
-        """Return this result with events that name ``unit``, such as a person, as the unit of privacy.
-
-        The cost of the events must already hold for all records of one such unit together.
-        """
-        return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
-
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
@@ -240,7 +233,7 @@ def price(
 
     If an event has no loss distribution, Renyi curves are used for all. If all events are pure (they hold at delta 0),
     the sum of their epsilons is used where it is smaller. ValueError for events under another relation, for units or
-    relations that differ, for no event, and for events that contain private votes.
+    relations that differ, for no event, and for events that contain private votes, whose epsilon must not be published.
     """
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
@@ -276,9 +269,9 @@ class NoisySum(Protocol):
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum of all sites' tables with noise N_Z(0, stddev^2) on every number, the same at every site.
 
-        ``exact_RW`` is this site's table; ``name`` identifies the sum within the release; ``about`` is the file of the
-        model that the table describes, if any: tables of different models are not added up. All sites must request the
-        same sums in the same order.
+        ``exact_RW`` is this site's table, and ``name`` identifies the sum within the release. ``about``: the content of
+        a model's file, if the table counts the predictions of this model; tables about different models are not added
+        up. All sites must request the same sums in the same order.
         """
 
 
@@ -355,16 +348,19 @@ class ExpectedVotes:
 class Method(Section):
     """A method together with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
 
-    ``title`` and ``paper`` name it on pages and in the documentation. ``asks_teachers``: it releases votes on public
-    records through a ledger, from which a service can continue. ``releases_model``: the trained model is itself a
-    release, not only learned from earlier releases. ``reads_groups``: it reads the groups of private records.
+    ``title`` and ``paper`` name it in reports and in the documentation. ``asks_teachers``: voters answer its queries
+    one by one through a ledger, the durable record of queries and charges, so that a service can submit further queries
+    later. ``releases_model``: the trained model is itself a release, not only learned from earlier releases.
+    ``reads_groups``: it reads the groups of private records.
     ``protects_persons``: its events cover all records of a person together; without this, data sets that name persons
     are refused. ``is_private``: it has a privacy guarantee; without one, nothing of a run is published.
     ``protects_attribute_only``: only the sensitive attribute is protected, and features count as public.
-    ``learns_two_classes``: it refuses data sets with more than two classes. ``has_student``: a student learns from
-    released labels, as ``student`` configures; other methods read these settings only for ``public_data.self_label``.
+    ``learns_two_classes``: it refuses data sets with more than two classes. ``publishes_mixture``: it publishes a
+    randomised classifier. ``publishes_linear_rules``: the published model must be linear. ``has_student``: a student
+    learns from released labels, as ``student`` configures; other methods read these settings only for
+    ``public_data.self_label``.
     ``reads_public``: it uses public records even without a setting in ``public_data``. ``rate_tells_size``: the
-    published sampling rate reveals the real number of private records (not if it is set for a declared number).
+    published sampling rate was computed from the real number of private records, and so reveals this number.
     """
 
     title: ClassVar[str]
@@ -377,6 +373,8 @@ class Method(Section):
     protects_attribute_only: ClassVar[bool] = False
     reads_public: ClassVar[bool] = False
     learns_two_classes: ClassVar[bool] = False
+    publishes_mixture: ClassVar[bool] = False
+    publishes_linear_rules: ClassVar[bool] = False
     has_student: ClassVar[bool] = False
     rate_tells_size: ClassVar[bool] = True
 
@@ -487,7 +485,7 @@ class Method(Section):
 
     @property
     def unit(self) -> str:
-        """The unit of privacy, in words for pages."""
+        """The unit of privacy, in words for reports."""
         if not self.is_private:
             return "nothing"
         if self.protects_attribute_only:
@@ -513,6 +511,15 @@ class Method(Section):
 
     def check(self) -> None:
         """Raise ConfigError for settings that exclude each other, before anything is read or written."""
+        for field in ("calibration", "self_label") if self.publishes_mixture else ():
+            if getattr(self.public_data, field):
+                raise ConfigError(
+                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this setting would "
+                    "change; leave it out."
+                )
+        name = self.student.model.name
+        if self.publishes_linear_rules and name != "logistic":
+            raise ConfigError(f"student.model.name: {self.method} publishes linear rules, got {name}; set logistic.")
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a data set that the method cannot learn from, before anything is written.
@@ -542,8 +549,8 @@ class Method(Section):
             others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}
             other = others.get(needing[0], "leave it out")
             raise ConfigError(
-                f"{needing[0]}: {self.method} needs public records for it, and {dataset.name} has none; name a file of "
-                f"them (files.public), raise data.num_public, or {other}."
+                f"{needing[0]}: {self.method} needs public records for this setting, and {dataset.name} has none; "
+                f"name a file of them (files.public), raise data.num_public, or {other}."
             )
         if self.learns_two_classes and dataset.num_classes != 2:
             raise ConfigError(
@@ -575,8 +582,8 @@ class Method(Section):
         raise NotImplementedError
 
     def settings_without(self, *fields: str) -> dict[str, Any]:
-        """Return all settings that determine a release: the settings of the run except ``fields``, the dotted names of
-        those that the release does not read."""
+        """Return all settings that determine a release: the settings of the run without ``evaluation`` and without the
+        arguments ``fields``, the dotted names of settings that the release does not read."""
         # Evaluation follows the release and does not change it.
         return without(determining_values(self), (*fields, "evaluation"))
 
@@ -600,8 +607,8 @@ class Method(Section):
         if option is not None:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "
-                "public, but with the value true features contain the attribute; set it to false, or choose a method "
-                "that protects whole records."
+                "public, but this option, if true, puts the attribute into the features; set it to false, or choose a "
+                "method that protects whole records."
             )
 
 
@@ -610,6 +617,15 @@ class UnprotectedMethod(Method):
     results are for the operator only."""
 
     is_private: ClassVar[bool] = False
+
+    def unprotected(self, training: Training, *remarks: str) -> Trained:
+        """Return the trained model of ``training`` with the event of a sum over all private records without noise,
+        whose epsilon is infinite: so it is stated that they were read."""
+        # An unprotected target states the relation alone, if anything.
+        relation: Relation = getattr(self.target, "relation", None) or "add or remove one"
+        unit = training.dataset.unit
+        event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, unit=unit, relation=relation)
+        return Trained(model=training.model.eval(), events=(event,), noise=NO_NOISE, remarks=remarks)
 
 
 class PrivateMethod(Method):
@@ -624,7 +640,7 @@ class PrivateMethod(Method):
         return self.target.epsilon < math.inf
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
-        """Return the source of secret samples and Gaussian noise."""
+        """Return the source of secret samples and Gaussian noise; ``stream`` selects the seed if noise is seeded."""
         # With torch, which reading a configuration does not need.
         from fairpate.nn.private_fit import OsRandomness, SeededRandomness
 
@@ -636,27 +652,14 @@ class PrivateMethod(Method):
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def check(self) -> None:
-        """Raise ConfigError for another relation than "replace one" if only the sensitive attribute is protected."""
+        """Raise ConfigError as the parent class does, and for another relation than "replace one" if only the sensitive
+        attribute is protected."""
+        super().check()
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
                 f"target.relation: {self.method} protects a sensitive attribute, so the relation must be replace one, "
                 f"got {self.target.relation!r}; leave it out."
-            )
-
-    def require_mixture(self, *, of_linear_rules: bool) -> None:
-        """Raise ConfigError for calibration or self-labelling, which would change the randomised classifier that is
-        published, and, with ``of_linear_rules``, for a published model that is not linear."""
-        for field in ("calibration", "self_label"):
-            if getattr(self.public_data, field):
-                raise ConfigError(
-                    f"public_data.{field}: {self.method} publishes a randomised classifier, which this setting would "
-                    "change; leave it out."
-                )
-        if of_linear_rules and self.student.model.name != "logistic":
-            raise ConfigError(
-                f"student.model.name: {self.method} publishes linear rules, got {self.student.model.name}; set "
-                "it to logistic."
             )
 
 
@@ -737,8 +740,8 @@ class ReleasingMethod(PrivateMethod):
         dataset: Dataset,  # noqa: ARG002
         student: Student,  # noqa: ARG002
     ) -> PrivatePopulation | None:
-        """Return an estimate of the rates of ``student`` by group among private records; None if the release does not
-        allow one."""
+        """Return estimates of how ``student`` treats the groups of private records (its predictions, errors and gaps),
+        computed from ``released``; None if this release does not allow any."""
         return None
 
 
@@ -779,7 +782,7 @@ def check_release_of(config: Method, source: Path) -> None:
         )
     found = RunDirectory(root=source).released
     if not found.is_file():
-        raise RunFolderError(f"{source}: holds no release ({found.name}); give the folder of a finished run.")
+        raise RunFolderError(f"{source}: holds no release ({found.name} missing); give the folder of a finished run.")
     origin = read_release(found)[1]
     # The rule of a hashed split is compared once the data are read.
     settings = {name: value for name, value in origin.settings.items() if name != "parts"}
@@ -871,7 +874,7 @@ def configured(
         cause = configuration.unread_because_of(field, settings, config.unread)
         if cause is not None and value is not None:
             at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
-            faults.append(f"{field}: {cause}{at} leaves it unread; leave it out, or change {cause}.")
+            faults.append(f"{field}: not read because of {cause}{at}; leave it out, or change {cause}.")
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return config
@@ -880,8 +883,8 @@ def configured(
 def read_and_unread(
     schemas: Sequence[Any], values: Mapping[str, Any], *sections: str
 ) -> tuple[Values, list[tuple[Names, Any]]]:
-    """Divide ``values`` into those of the fields that one of ``schemas`` (methods or sections) has, and the paths and
-    values of the others."""
+    """Divide nested ``values`` into two parts. The first has the fields that one of ``schemas`` (methods or sections)
+    declares, the second lists the path and value of every other field."""
     own = [_fields(schema) for schema in schemas]
     if not all(own):  # any name is allowed here, as in the options of a loader, or its own type says which
         return dict(values), []
@@ -953,13 +956,8 @@ def _fields(annotation: Any) -> Mapping[str, Any]:
     # A section that may be null is a union, and one of its parts the section.
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
-            return _fields_of_section(part)
+            return {name: field.annotation for name, field in part.model_fields.items()}
     return {}
-
-
-@cache
-def _fields_of_section(schema: type[BaseModel]) -> Mapping[str, Any]:
-    return {name: field.annotation for name, field in schema.model_fields.items()}
 
 
 FITTED = "residual_votes"
@@ -980,8 +978,8 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 def resolved(overrides: Sequence[configuration.Override], method: str | None = None, *, num_sites: int = 1) -> Method:
     """Return the configuration of a run without a file: settings that fit the data set, replaced by ``overrides``.
 
-    `fairpate run` without a file uses it, and printed commands rely on it. ``num_sites`` sites each have as many
-    records as the data set declares.
+    `fairpate run` without a file uses this configuration. Each of ``num_sites`` sites has as many records as the data
+    set declares.
     """
     said, start = apply_override({}, *overrides), Values()
     name = said.get("method") if method is None else method
@@ -999,10 +997,10 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
     The method is `residual_votes` or `record_votes`. The first release of residual votes is a sum of vectors of norm at
     most one for each of C classes, with noise of standard deviation s on each number. The means of C classes differ in
     C - 1 directions, in which the noise has norm s sqrt(C - 1); a class has n / C records, so its sum has norm at most
-    n / C. If the noise has a larger norm, the sums hardly distinguish classes. Then `record_votes` is used, in which
-    each record adds one count at the nearest of few prototypes, if the counts allow as many prototypes as there are
-    classes. This never happens for fewer than five classes, and not for persons, whose one vote is spread over the
-    cells of all their records.
+    n / C. If the noise has a larger norm, the sums hardly distinguish classes. In `record_votes` each record adds one
+    count at the nearest of few prototypes. This method is then used if its counts stand out from their noise for at
+    least as many prototypes as there are classes. This never happens for fewer than five classes, and not for persons,
+    whose one vote is spread over the cells of all their records.
     """
     said = apply_override({}, *overrides)
     data = parse_config(said.get("data", {}), DataConfig)
@@ -1048,7 +1046,8 @@ def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -
 
 
 def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> Values:
-    """Return settings that fit ``count`` protected records or persons at each site and ``num_public`` public records.
+    """Return settings of the method ``name`` that fit ``count`` protected records or persons at each site and
+    ``num_public`` public records.
 
     The number of teachers is computed from the records of one site, settings of a sum over sites from the records of
     all sites. Values that the method's class sets itself take precedence.

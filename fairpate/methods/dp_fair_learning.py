@@ -175,9 +175,10 @@ def play(
     """Play the game between learner and auditor; return the learner's rule of every round, and the mean multipliers by
     sign, non-reference group and event (S, O, E).
 
-    A rule is a classifier. ``answer`` maps prices (G, E), the extra costs of predicting 1, to the learner's rule, and
-    ``violations`` maps a rule to its violations (S, O, E) of the parity constraint, which move the auditor's
-    multipliers. ``shares_GE``: the cells' shares of all records.
+    ``rules`` are the parameters of the game; the returned rules are classifiers. ``answer`` maps prices (G, E),
+    the extra costs of predicting 1, to the learner's rule. ``violations`` maps a rule to its violations (S, O, E) of
+    the parity constraint, which move the auditor's multipliers. ``shares_GE``: the shares of groups and events among
+    all records. ``on_round(done, total)`` is called after each round.
     """
     num_groups, num_events = shares_GE.shape
     # Two signs, because each gap is bounded on both sides.
@@ -237,7 +238,8 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
     if not counts_GE.all():
         group, event = np.argwhere(counts_GE == 0)[0]
         raise ValueError(
-            f"Expected records of every group in every event, got none in group {group}, event {event}; merge groups."
+            "Expected records of every group in every event (condition on the label), got none in group "
+            f"{group}, event {event}; merge groups."
         )
 
     def answer(prices_GE: FloatArray) -> Any:
@@ -259,8 +261,8 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """The inputs of a private game between learner and auditor: public features with a constant one, cells, settings,
-    and the source of noise.
+    """The inputs of a private game between learner and auditor: public features (the last is the constant 1), the
+    records' cells of group and event, settings, and the source of noise.
 
     ``reserve(events, noise)`` charges events before their release.
     """
@@ -279,9 +281,9 @@ class Setting:
         """Charge all releases of the game between learner and auditor, and release the share of each cell (group and
         outcome) among all records, so that the price of a violation depends on public numbers only.
 
-        The game makes ``count`` releases of each of ``kinds`` in its rounds, and ``others`` once. Return the epsilon of
-        one release in a round, all events, and the shares. ValueError, before anything is released, if the target
-        leaves nothing for the rounds.
+        The rounds make ``count`` releases of each kind of event among the arguments ``kinds``; those of ``others`` are
+        made once. Return the epsilon of one release in a round, all events, and the shares. ValueError, before
+        anything is released, if the target leaves nothing for the rounds.
         """
         sizes = LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
         epsilon = release_epsilon_for(
@@ -346,13 +348,13 @@ def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> Flo
 
 
 class Regression:
-    """The parts ``public`` and ``lift`` of the learner's answer (a linear rule), which are public and the same in every
-    round.
+    """The ridge regression by which the learner fits its linear rule in every round, solved once as far as it reads no
+    group.
 
-    The answer is beta1 - beta0 = ``public`` + ``lift`` F' p, where p are the records' prices. F (``components``) are
-    the features or, with ``num_directions``, their leading principal components of unit length: prices then change the
-    rules in these directions only, and far less noise is needed. ``norms_E``: the largest L1 norm of a record's row of
-    F, by event.
+    A round's rule has the coefficients ``public`` + ``lift`` F' p, where p are the records' prices. F (``components``)
+    are the features or, with ``num_directions``, their leading principal components of unit length: prices then change
+    the rules in these directions only, and far less noise is needed. ``norms_E``: the largest L1 norm of a record's row
+    of F, by event.
     """
 
     def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
@@ -487,7 +489,7 @@ class OracleTrained(Trained):
     """The trained mixture and the outcome of the game.
 
     ``coefficients_RD``: a row c per rule, which predicts 1 if (x, 1) . c < 0. For rules by group there is one row, the
-    public rule, and ``mixing_GCC`` is the table over its predictions. ``round_epsilon``: the epsilon of one release in
+    public rule, whose predictions ``mixing_GCC`` changes by group. ``round_epsilon``: the epsilon of one release in
     a round.
     """
 
@@ -514,26 +516,26 @@ def published_num_rounds(
 
 
 class OracleLearner(PrivateMethod):
-    """DP-oracle-learner for two classes. It protects each record's sensitive attribute, with noise calibrated to the
-    target."""
+    """DP-oracle-learner for two classes, which protects each record's sensitive attribute.
+
+    Its noise is calibrated to the target.
+    """
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
     learns_two_classes: ClassVar[bool] = True
     protects_attribute_only: ClassVar[bool] = True
+    publishes_mixture: ClassVar[bool] = True
+    publishes_linear_rules: ClassVar[bool] = True
 
     method: str = "dp_oracle_learner"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
-    def check(self) -> None:
-        """Raise ConfigError for a relation other than "replace one", and for a published model that is not linear."""
-        super().check()
-        self.require_mixture(of_linear_rules=True)
-
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: ``rules`` or ``release``."""
+        """The disabled fields, each with the setting that disables it: ``rules`` by group disables the settings of
+        linear rules, and ``release`` in every round disables ``feature_share``."""
         settings, fields = self.dp_oracle_learner, {}
         if settings.rules == "by_group":
             fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")
@@ -545,8 +547,8 @@ class OracleLearner(PrivateMethod):
     def train(self, training: Training) -> OracleTrained:
         """Play the game of learner and auditor, and return the mixture of the learner's rules.
 
-        ValueError for codes out of range, a cell with a share below ``min_share``, and, with the paper's number of
-        rounds, an epsilon too small for one round.
+        ValueError for a label or group out of range, for a cell with a share below ``min_share``, and, with the paper's
+        number of rounds, for an epsilon too small for one round.
         """
         from fairpate.nn.fit import linear_rules  # a configuration is read without torch
         from fairpate.nn.models import scale_bytes
@@ -672,8 +674,8 @@ def released_counts(
 ) -> FloatArray:
     """Release noisy counts by group, label and prediction, shape (G, Y, C), >= 0.
 
-    ``predictions`` are codes (N,) or probabilities (N, C). ``epsilon`` inf adds no noise. ValueError for codes out of
-    range.
+    ``predictions`` are predicted labels (N,) or probabilities (N, C). ``epsilon`` inf adds no noise. ValueError for a
+    label, group or prediction out of range.
     """
     labels, groups = np.asarray(labels_N), np.asarray(groups_N)
     require_codes("labels", labels, num_classes)
@@ -764,6 +766,7 @@ class Postprocessing(DpSgdFamily):
 
     title: ClassVar[str] = "DP-postprocessing"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 1"
+    publishes_mixture: ClassVar[bool] = True
 
     method: str = "dp_postprocessing"
     dp_postprocessing: DpPostprocessingConfig = DpPostprocessingConfig()
@@ -781,17 +784,11 @@ class Postprocessing(DpSgdFamily):
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 
-    def check(self) -> None:
-        """Raise ConfigError for settings that would change the randomised predictions, and for a relation other than
-        "replace one" if only the attribute is protected."""
-        self.require_mixture(of_linear_rules=False)
-        super().check()
-
     def train(self, training: Training) -> Postprocessed:
         """Train the base classifier, mix its predictions by group, and return the result.
 
-        ValueError as :func:`released_counts` and :func:`fair_mixing`, and for a target that no noise of the base
-        reaches.
+        ValueError as :func:`released_counts` and :func:`fair_mixing`, and for a target that a private base classifier
+        does not meet with any noise.
         """
         from fairpate.nn.fit import said_labels  # a configuration is read without torch
 

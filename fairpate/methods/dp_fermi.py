@@ -403,10 +403,11 @@ class FermiSteps:
 def calibrated_steps(
     config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, *, num_records: int, unit: Unit = "record"
 ) -> FermiSteps:
-    """Return the steps of ``config`` and ``base`` with the least noise at which they, together with the release of
-    shares, cost at most ``target``.
+    """Return the training steps with the least noise at which they, together with the release of shares, cost at most
+    ``target``.
 
-    ``unit``: record or person, for mode ``all``. ValueError for a target that no noise reaches.
+    ``config`` has the settings of DP-FERMI, ``base`` those of gradient steps. ``unit`` is the unit of privacy in mode
+    ``all``: record or person. ValueError for a target that no noise reaches.
     """
     plan = dp_sgd.plan_steps(base, num_records=num_records, noise_multiplier=0.0)
     num_epochs, ratio = math.ceil(base.epochs), config.matrix_noise_ratio

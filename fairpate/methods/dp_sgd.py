@@ -47,7 +47,7 @@ from pydantic import Field
 
 from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
 from fairpate.methods import base
-from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Stream, Trained, Training, UnprotectedMethod
+from fairpate.methods.base import PrivateMethod, Progress, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
 from fairpate.types import Relation, Unit, torch
 
@@ -66,13 +66,11 @@ def train_sgd(
     config: FitConfig,
     *,
     generator: torch.Generator,
-    relation: Relation = "add or remove one",
     on_progress: Progress = lambda *_: None,
-) -> Trained:
-    """Train ``model`` in place by SGD without privacy on ``x`` (N, ...) and ``y`` (N,), and return it with the event of
-    its training.
+) -> nn.Module:
+    """Train ``model`` in place by SGD without privacy on ``x`` (N, ...) and ``y`` (N,), and return it.
 
-    The event is a sum over all records without noise, whose epsilon is infinite. Errors as :func:`fairpate.nn.fit.fit`.
+    Errors as :func:`fairpate.nn.fit.fit`.
     """
     from fairpate.nn.fit import fit  # a configuration is read without torch
     from fairpate.nn.private_fit import training_device
@@ -81,9 +79,7 @@ def train_sgd(
     model.to(training_device(model))
     fit(model, x, y, config, generator=generator, on_epoch=lambda epoch, _: on_progress(epoch + 1, config.epochs))
     # The caller expects the model on its own device.
-    model.to(home)
-    event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, relation=relation)
-    return Trained(model=model, events=(event,), noise=NO_NOISE)
+    return model.to(home)
 
 
 class Sgd(UnprotectedMethod):
@@ -99,10 +95,8 @@ class Sgd(UnprotectedMethod):
 
     def train(self, training: Training) -> Trained:
         with training.reporter.stage(self.method) as advance:
-            trained = train_sgd(
-                **base.arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
-            )
-        return trained.of_unit(training.dataset.unit)
+            train_sgd(**base.arguments(training), config=self.sgd, on_progress=advance)
+        return self.unprotected(training)
 
 
 class DpSgdConfig(Section):
@@ -130,9 +124,9 @@ class DpSgdConfig(Section):
 
 def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float) -> PrivateSteps:
     """Return the steps of ``config``. Their number and the sampling rate are computed from the number of records that
-    it declares, or else from ``num_records``, the private records or persons.
+    ``config`` declares, or else from ``num_records``, the number of private records or persons.
 
-    ValueError for an expected batch larger than this number.
+    ValueError for an expected batch larger than the number that is used.
     """
     from fairpate.nn.private_fit import PrivateSteps
 
@@ -178,7 +172,7 @@ def train_dp_sgd(
     """Train ``model`` in place by DP-SGD on private ``x`` (N, ...) and ``y`` (N,), and return it with the event of all
     steps.
 
-    ``person_N`` is the number of each record's person; if it is given, persons are protected. ``randomness`` is the
+    ``person_N`` is the index of each record's person; if it is given, persons are protected. ``randomness`` is the
     source of samples and noise. ``public_gradient`` is added after the noise or, with ``before_clipping``, to every
     record's gradient before clipping; neither changes the event. Errors as
     :class:`fairpate.nn.private_fit.PrivateTraining`.

@@ -58,13 +58,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 from scipy.linalg import null_space
 from scipy.optimize import LinearConstraint, minimize
 from scipy.special import expit
 
 from fairpate.config import (
-    ConfigError,
     Count,
     CountOrZero,
     FitConfig,
@@ -72,14 +71,15 @@ from fairpate.config import (
     NotNegative,
     Positive,
     PrivacyTarget,
+    Refused,
     Section,
     StudentConfig,
 )
 from fairpate.data import Dataset
 from fairpate.methods import base
-from fairpate.methods.base import NO_NOISE, PrivateMethod, Progress, Trained, Training, UnprotectedMethod
+from fairpate.methods.base import PrivateMethod, Progress, Trained, Training, UnprotectedMethod
 from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
-from fairpate.privacy.accountant import Event, PoissonGaussians, spent
+from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
 from fairpate.types import FloatArray, IntArray, functional, torch
@@ -160,7 +160,7 @@ def train_f_ld(
     generator: torch.Generator,
     allow_empty_cells: bool = False,
     on_progress: Progress = lambda *_: None,
-) -> Trained:
+) -> nn.Module:
     """Train ``model`` in place by F-LD (fairness by Lagrange multipliers), without privacy, on ``x`` (N, ...), ``y``
     and ``groups`` (N,), and return it.
 
@@ -191,9 +191,7 @@ def train_f_ld(
         return list(torch.autograd.grad(loss, descent.parameters))
 
     alternate(descent, config, ascend=ascend, gradients=gradients, on_progress=on_progress)
-    # An event without noise: that private records were read is stated, and costs infinity.
-    event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
-    return Trained(model=model.eval(), events=(event,), noise=NO_NOISE)
+    return model.eval()
 
 
 def alternate(
@@ -205,11 +203,12 @@ def alternate(
     secret: PoissonBatches | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> None:
-    """Run the training loop of F-LD and PF-LD: multipliers rise before every constrained epoch, then come its batches.
+    """Run the training loop of F-LD and PF-LD: update the multipliers before every epoch with constraints, and take one
+    gradient step for each batch of every epoch.
 
     ``ascend`` measures violations and updates the multipliers. ``gradients(rows, share)`` returns the gradients of a
-    batch that represents ``share`` of all records. ``secret`` draws the batches of constrained epochs; None: a public
-    partition.
+    batch that represents ``share`` of all records. ``secret`` draws the batches of epochs with constraints; None: a
+    public partition.
     """
     num_epochs = config.warmup_epochs + config.epochs
     for epoch in range(num_epochs):
@@ -257,8 +256,8 @@ class Ascent:
         self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
 
     def penalty(self, violations_UGK: Tensor) -> Tensor:
-        """Return the penalty of the violations, shape (U, G, K): ``lambda |violation|`` as in the paper, or for
-        two-sided multipliers multiplier times violation."""
+        """Return the penalty of the violations, shape (U, G, K): ``lambda |violation|`` as in the paper, or,
+        if multipliers are two-sided, the multiplier times the violation."""
         multipliers_UGK = self.multipliers_UGK.to(violations_UGK)
         if self._two_sided:
             return multipliers_UGK * violations_UGK
@@ -329,10 +328,8 @@ class FLd(UnprotectedMethod):
     def train(self, training: Training) -> Trained:
         parity = parity_of(self.f_ld, training.dataset, training.reporter)
         with training.reporter.stage(self.method) as advance:
-            trained = train_f_ld(
-                **base.arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
-            )
-        return trained.of_unit(training.dataset.unit)
+            train_f_ld(**base.arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance)
+        return self.unprotected(training)
 
 
 class PfLdConfig(FldConfig):
@@ -357,14 +354,10 @@ class PfLdConfig(FldConfig):
         description="`public`: a public partition, drawn anew for each epoch; `poisson`: secret Poisson samples.",
     )
 
-    @model_validator(mode="after")
-    def _shares_leave_a_rest(self) -> PfLdConfig:
-        if self.dual_share + self.size_share >= 1:
-            given = f"{self.dual_share} + {self.size_share}"
-            raise ValueError(
-                f"Expected dual_share + size_share < 1, as gradients take the rest, got {given}; lower one."
-            )
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected dual_share + size_share < 1, as gradients take the rest, got {0.dual_share} + {0.size_share}; lower "
+        "one.": lambda config: config.dual_share + config.size_share >= 1
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,11 +455,12 @@ def train_pf_ld(
         on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
-        """Return the gradient of the loss plus the noisy gradient of the sum of multipliers times violations.
+        """Return the gradient of the loss plus the noisy gradient of the fairness term, the sum of multipliers times
+        violations.
 
-        Violations are differences of means of a value h of each record. Cells (a group within a population) do not
-        overlap, so the second gradient is one sum over records. The weights of h in a cell are a vector of K slopes. A
-        record adds the gradient of h in this direction, clipped, then multiplied by the vector's length.
+        The fairness term is a weighted sum of K values h of each record. All records of a cell (a group within a
+        population) have the same weights, a vector of K slopes. A record adds the clipped gradient of h along this
+        vector, multiplied by the vector's length.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.
@@ -518,10 +512,11 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
 
 def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
     """Return the least noise multipliers at which PF-LD costs at most ``target``; ``config`` divides the budget among
-    its three releases.
+    gradients, violations and sizes.
 
-    ``dual_share`` and ``size_share`` divide the sum of ``count / multiplier^2``, which for public batches determines
-    the cost. ValueError for a target that no noise reaches.
+    For public batches the cost is determined by a sum of one term per kind of release: its number of releases divided
+    by its squared noise multiplier. ``dual_share`` is the part of violations in this sum, ``size_share`` that of sizes;
+    gradients have the rest. ValueError for a target that no noise reaches.
     """
 
     def noise_at(scale: float) -> PfLdNoise:
@@ -561,8 +556,10 @@ def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
 
 
 class PfLd(PrivateMethod):
-    """PF-LD, private training with fairness by Lagrange multipliers; it protects one sensitive attribute, with noise
-    calibrated to the target."""
+    """PF-LD, private training with fairness by Lagrange multipliers, which protects one sensitive attribute.
+
+    Its noise is calibrated to the target.
+    """
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
@@ -609,7 +606,7 @@ def coefficients(
 ) -> FloatArray:
     """Return the coefficients theta (D,) of the constrained logistic regression; the last feature is the constant.
 
-    ValueError for codes out of range, a group without records, too many features, and if the solver fails.
+    ValueError for a label or group out of range, a group without records, too many features, and if the solver fails.
     """
     require_codes("labels", labels_N, 2)
     require_codes("groups", groups_N, num_groups)
@@ -618,7 +615,7 @@ def coefficients(
         raise ValueError(f"Expected records of every group, got none of group {missing[0]}; merge groups.")
     size = features_ND.shape[1]
     if size > _MOST_FEATURES:
-        raise ValueError(f"Expected at most {_MOST_FEATURES} features with the constant, got {size}; choose f_ld.")
+        raise ValueError(f"Expected at most {_MOST_FEATURES} features, the constant included, got {size}; choose f_ld.")
     # The constant, the last feature, is not penalised.
     signs_N, penalised_D = np.where(labels_N == 1, 1.0, -1.0), np.append(np.ones(size - 1), 0.0)
     covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)
@@ -664,16 +661,11 @@ class CovarianceConstraint(UnprotectedMethod):
     paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
     protects_attribute_only: ClassVar[bool] = True  # as F-LD
     learns_two_classes: ClassVar[bool] = True
+    publishes_linear_rules: ClassVar[bool] = True
 
     method: str = "covariance_constraint"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     covariance_constraint: CovarianceConfig = CovarianceConfig()
-
-    def check(self) -> None:
-        """Raise ConfigError for a student model that is not linear."""
-        if self.student.model.name != "logistic":
-            name = self.student.model.name
-            raise ConfigError(f"student.model.name: {self.method} fits a linear rule, got {name}; set logistic.")
 
     def train(self, training: Training) -> Trained:
         from fairpate.nn.fit import set_rule  # a configuration is read without torch
@@ -691,6 +683,4 @@ class CovarianceConstraint(UnprotectedMethod):
         covariance_G = covariances(features_ND, groups_N, num_groups=num_groups) @ theta_D
         remark = f"largest covariance of a group with the distance to the boundary: {abs(covariance_G).max():.3g}"
         training.reporter.note("covariance", remark)
-        event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
-        trained = Trained(model=training.model.eval(), events=(event,), noise=NO_NOISE, remarks=(remark,))
-        return trained.of_unit(training.dataset.unit)
+        return self.unprotected(training, remark)

@@ -49,7 +49,7 @@ _DIGEST_BYTES = 16
 
 
 class VotesFileError(UserError):
-    """A file of votes cannot be used; the message lists all its faults."""
+    """Raised if a file of votes cannot be used; the message lists all its faults."""
 
 
 GROUP, EVERYONE = "group", "everyone"
@@ -178,7 +178,8 @@ def _records(
         what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
         what = what if missing or repeated else "no row"
         raise VotesFileError(
-            f"{path}: {what}; the file has the columns {', '.join(table.column_names)}. Correct it, or name others."
+            f"{path}: {what}; the file has the columns {', '.join(table.column_names)}. Correct the file, or the names "
+            "of columns."
         )
     names = _text(table, config.id)
     # Only a gate needs groups, and checks for them (:meth:`OwnVotes.check_data`).
@@ -276,7 +277,7 @@ class OwnAggregatorConfig(GatedAggregatorConfig):
 
 
 class OwnVotes(GnmaxMethod):
-    """Labels are released from a file of votes, and a student learns from them."""
+    """A method that releases labels from a file of votes, which voters cast elsewhere, and trains a student on them."""
 
     title: ClassVar[str] = "Votes made elsewhere"
     paper: ClassVar[str] = "Papernot et al. 2018, arXiv 1802.08908; Yaghini et al. 2023 (FairPATE), Algorithm 1"
@@ -310,7 +311,7 @@ class OwnVotes(GnmaxMethod):
         neither epsilon nor noise is set."""
         super().check()
         if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
-            raise ConfigError("votes: give path, unit and classes, as `fairpate aggregate` does.")
+            raise ConfigError("votes: path, unit or classes missing; give all three, as `fairpate aggregate` does.")
         # A standard deviation of 1 vote is the default, which gives hardly any privacy.
         if self.target.epsilon is None and self.aggregator.mechanism == _NO_CHECK:
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
@@ -332,7 +333,7 @@ class OwnVotes(GnmaxMethod):
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:  # noqa: ARG002
-        """Yield the votes on ``queries`` that the file contains."""
+        """Yield the votes on ``queries``, read from the file of votes."""
         votes = read_votes_file(self.votes).votes
         row_of = {name: row for row, name in enumerate(votes.record_ids)}
         yield votes.take([row_of[name] for name in queries.record_id])

@@ -61,7 +61,10 @@ class ParityConfig(Section):
 def require_codes(name: str, values: npt.NDArray[Any], stop: int) -> None:
     """Raise ValueError unless every value is a whole number from 0 to ``stop`` - 1; ``name`` is for the message."""
     if values.ndim != 1 or not np.isin(values, np.arange(stop)).all():
-        raise ValueError(f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}.")
+        raise ValueError(
+            f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}; number them from "
+            "0."
+        )
 
 
 def require_shares(shares: FloatArray, floor: float) -> None:
@@ -273,10 +276,11 @@ class MeanParity:
 
 @dataclass(frozen=True)
 class ValueAlong:
-    """A loss with which gradients of a record's value h (whose group means are compared) are clipped: the inner product
-    of h with a direction (K,).
+    """A loss per record: the inner product of the record's value h, whose group means are compared, with a direction
+    (K,).
 
-    Its gradient is that of h in this direction. Targets (B, 1 + K) contain the label and the direction of each record.
+    Its gradient, which can be clipped per record, is that of h in this direction. Targets (B, 1 + K) contain the label
+    and the direction of each record.
     """
 
     parity: MeanParity

@@ -264,7 +264,7 @@ def fit_student(
     seed: int,
     **options: Any,
 ) -> nn.Module:
-    """Train a student on released labels and return it; ``options`` are passed to
+    """Train a student on released labels and return it. Further keyword arguments, ``options``, are passed to
     :func:`student.student.train_student`."""
     from fairpate.nn.models import CONVOLUTIONAL  # imports torch, as the next
     from student.student import train_student
@@ -287,9 +287,9 @@ def fit_student(
 
 
 def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
-    """Return a digest, sixteen hexadecimal digits, of ``settings`` (as JSON) and of arrays of records.
+    """Return a digest, sixteen hexadecimal digits, of ``settings`` (as JSON) and of ``arrays`` with values of records.
 
-    It depends on private records and is not to be published.
+    The digest depends on private records and is not to be published.
     """
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8)
     for array in arrays:
@@ -370,8 +370,8 @@ class Spending:
 
 
 def costs(spending: Spending, *, unit: types.Unit, relation: types.Relation) -> dict[str, Any]:
-    """Return the data-dependent privacy cost of the queries, with other costs to compare it with. They are for the
-    operator only and must not be published."""
+    """Return the data-dependent epsilon of the queries, and for comparison their data-independent epsilon and that of
+    the published code. They are for the operator only and must not be published."""
     delta, submitted = spending.terms.budget.delta, len(spending.charges_Q)
     drawn = spending.drawn(0, submitted)
     price = accountant.epsilon_data_dependent([drawn], target_delta=delta)
@@ -467,7 +467,7 @@ class Labels(Trained):
 
     ``events`` are those of the submitted queries, or those of the planned ones if released labels may have decided how
     many were submitted. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if votes decided
-    when to stop. ``spending`` are the charges, for the operator's pages; None if the queries are not public records, so
+    when to stop. ``spending``: the charges, for the operator's reports; None if the queries are not public records, so
     that there are no groups to show, and after a student was trained.
     """
 
@@ -684,8 +684,8 @@ class VotingMethod(Method):
             )
         if self.queries.keep and self.target.epsilon is None:
             raise ConfigError(
-                "aggregator.keep: a share of target.epsilon, and there is none; set target.epsilon, or leave room with "
-                "aggregator.budget instead."
+                "aggregator.keep: reserves a share of target.epsilon, which is not set; set target.epsilon, or leave "
+                "room with aggregator.budget instead."
             )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
@@ -799,8 +799,8 @@ class VotingMethod(Method):
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
-        """Train a student on the labels ``kept``, a part of ``labels``, and return ``labels`` with this student.
-        ``options`` are passed to :func:`fit_student`."""
+        """Train a student on ``kept``, all or some of the released ``labels``, and return ``labels`` with this student.
+        Further keyword arguments, ``options``, are passed to :func:`fit_student`."""
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
@@ -871,7 +871,8 @@ def sorted_filter(
         )
     if not np.isin(groups, (0, 1)).all():
         raise ValueError(
-            f"Expected groups 0 and 1, as FairPATE's Theorem 1 is for two groups, got {np.unique(groups)}."
+            f"Expected groups 0 and 1, as FairPATE's Theorem 1 is for two groups, got {np.unique(groups)}; number "
+            "the two groups 0 and 1, and merge any others."
         )
     if len(np.unique(order)) < len(order):
         raise ValueError("Expected order_N without ties, got equal ranks; give every record a rank of its own.")

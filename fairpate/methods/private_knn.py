@@ -60,8 +60,8 @@ _STEPS = 2**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """Maps records to whole-number coordinates, for exact distances: an embedding, then rounding to steps, and clipping
-    far outside the public pool."""
+    """Maps records to whole-number coordinates, between which distances are exact. Records are embedded; then their
+    coordinates are rounded to whole steps, and clipped far outside the public pool."""
 
     embed: Embed
     steps: float
@@ -81,7 +81,7 @@ class Places:
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
     def __call__(self, x: Tensor) -> ray_pool.Coordinates:
-        """Return the coordinates (N, D or E) of records (N, ...), as whole numbers of steps."""
+        """Return the coordinates of records (N, ...) as whole numbers of steps, one row per record."""
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
         # A private record may lie far outside the pool, where sums of squares would no longer be exact.
         farthest = ray_pool.LARGEST_COORDINATE
@@ -192,7 +192,8 @@ class PrivateKnn(VotingMethod):
         is_typical = self.private_knn.queries == "typical"
         if is_typical and self.aggregator.num_queries is None:
             raise ConfigError(
-                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set both."
+                "private_knn.queries: typical needs aggregator.num_queries, the number of clusters, which is not set; "
+                "set it, or set private_knn.queries=first."
             )
         if is_typical and self.queries.admission is not None:
             raise ConfigError(
@@ -397,5 +398,5 @@ class SampledVotes:
         return self.ask(asked.x, asked.record_id)
 
     def take(self, rows: Sequence[int]) -> SampledVotes:
-        """Return the queries in ``rows``, with the same voters."""
+        """Return a copy that has only the queries in ``rows``; the voters are the same."""
         return replace(self, queries=self.queries.take(rows))

@@ -91,7 +91,7 @@ class Partition:
     def __post_init__(self) -> None:
         if not (1 <= self.num_labels <= _MOST_CODES and 1 <= self.num_groups <= _MOST_CODES):
             given = self.num_labels, self.num_groups
-            raise ValueError(f"Expected 1 <= num_labels, num_groups <= {_MOST_CODES}, got {given}.")
+            raise ValueError(f"Expected num_labels and num_groups from 1 to {_MOST_CODES}, got {given}; merge some.")
 
     @property
     def num_cells(self) -> int:
@@ -102,7 +102,7 @@ class Partition:
         """Return the cell of a label and a group. ValueError for a label or group that the partition does not have."""
         if not 0 <= label < self.num_labels or not 0 <= group < self.num_groups:
             allowed = f"a label below {self.num_labels} and a group below {self.num_groups}"
-            raise ValueError(f"Expected {allowed}, got {label}, {group}.")
+            raise ValueError(f"Expected {allowed}, got label {label} and group {group}; correct them.")
         return label * self.num_groups + group
 
     def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IntArray:
@@ -118,9 +118,9 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class RateTerm:
-    """A weighted sum of the rates of one union of cells: one weight per predicted class.
+    """The rates at which records in one union of cells get each predicted class, added up with one weight per class.
 
-    ``of_all``: the mass is divided by the number of all records, not by that of the union.
+    ``of_all``: the rates are relative to the number of all records, not to that of the union.
     """
 
     cells: tuple[int, ...]
@@ -150,7 +150,7 @@ class RateConstraints:
 
     def __post_init__(self) -> None:
         if not self.constraints:
-            raise ValueError("Expected at least one constraint, got none.")
+            raise ValueError("Expected at least one constraint, got none; state one.")
         for constraint in self.constraints:
             where = f"constraint {constraint.name!r}"
             if not constraint.terms or not np.isfinite(constraint.bound):
@@ -191,7 +191,7 @@ class RateConstraints:
 
     @cached_property
     def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
-        """All U unions of cells that terms use: which cells are in each union (U, Q), whether its mass is divided by
+        """All U unions of cells that terms use: which cells are in each union (U, Q), whether its rates are relative to
         the number of all records (U,), and the weights of its rates in each constraint (J, U, C)."""
         union_of = {
             term: (tuple(sorted(set(term.cells))), term.of_all) for each in self.constraints for term in each.terms
@@ -207,7 +207,7 @@ class RateConstraints:
         return members_UQ, np.array([of_all for _, of_all in unions], dtype=np.bool_), weights_JUC
 
     def histogram(self, probabilities_NC: npt.ArrayLike, cells_N: npt.ArrayLike) -> FloatArray:
-        """Return the predicted mass by cell and class, shape (Q, C); each record adds 1 in all."""
+        """Return the sums of predicted probabilities by cell and class, shape (Q, C); each record adds 1 in all."""
         probabilities, cells = np.asarray(probabilities_NC, np.float64), np.asarray(cells_N)
         histogram_QC = np.zeros((self.partition.num_cells, self.num_classes))
         # Plain indexing would count a cell once, however many records it has.
@@ -215,8 +215,8 @@ class RateConstraints:
         return histogram_QC
 
     def values(self, histogram_QC: FloatArray) -> FloatArray:
-        """Return the values Gamma of the constraints for an exact histogram, shape (J,); NaN if a union that a
-        constraint uses has no records."""
+        """Return the values Gamma of the constraints for an exact histogram, shape (J,); NaN if a union of cells
+        that a constraint uses has no records."""
         members_UQ, of_all_U, weights_JUC = self.unions
         sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
         rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])
@@ -244,10 +244,10 @@ class RateConstraints:
 
 
 class Pricer:
-    """Computes the values of rate constraints, and the prices of predicted mass, from noisy histograms of predictions
-    by cell and class.
+    """Computes the values of rate constraints, and the prices of predictions, from noisy histograms: sums of predicted
+    probabilities by cell and class.
 
-    A price is the derivative of the Lagrangian with respect to predicted mass, by cell and class. Unions have at least
+    A price is the derivative of the Lagrangian with respect to one entry of the histogram. Unions have at least
     the size ``size_floor``, as noise can make a size negative, and terms ``of_all`` are divided by the constant
     ``num_records``. ValueError unless both are positive.
     """
@@ -266,8 +266,7 @@ class Pricer:
         self._shape, self._num_classes = (len(of_all_U1), num_classes), num_classes
 
     def __call__(self, histogram_QC: FloatArray, multipliers_J: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the values Gamma of the rate constraints (J,), and the prices of predicted mass by cell and class (Q,
-        C).
+        """Return the values Gamma of the rate constraints (J,), and the price of each entry of the histogram (Q, C).
 
         A price is the derivative of ``num_records * multipliers @ Gamma`` with sizes fixed, as they do not depend on
         the model.
@@ -283,8 +282,8 @@ class Pricer:
 
 
 def combined(*parts: RateConstraints) -> RateConstraints:
-    """Return all constraints of all ``parts`` over one partition of the records, the coarsest that refines the parts'
-    partitions.
+    """Return all constraints of the arguments ``parts`` as one set. Its partition of the records is the coarsest one
+    that refines the partitions of all parts.
 
     ValueError for parts with different numbers of classes, and for partitions with different numbers of labels or
     groups.
@@ -296,13 +295,13 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     for what, found in counts.items():
         if len(found - {1}) > 1:
             raise ValueError(
-                f"Expected all constraints to have one number of {what}, got {sorted(found)}; use one partition."
+                f"Expected all constraints to have the same number of {what}, got {sorted(found)}; use one partition."
             )
     labels, groups = (max(found, default=1) for found in counts.values())
     classes = {part.num_classes for part in parts}
     if len(classes) != 1:
         raise ValueError(
-            f"Expected all constraints to have one number of classes, got {sorted(classes)}; use one classifier."
+            f"Expected all constraints to have the same number of classes, got {sorted(classes)}; use one classifier."
         )
     partition = Partition(num_labels=labels, num_groups=groups)
     labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)
@@ -362,7 +361,7 @@ def named_constraints(
         # Over all groups together: these rates do not compare groups.
         partition = Partition(num_labels=num_classes)
         if name == "false_discovery_rate" and not 0 <= bound <= 1:
-            raise ValueError(f"Expected 0 <= bound <= 1 on a share of discoveries, got {bound}.")
+            raise ValueError(f"Expected 0 <= bound <= 1 for false_discovery_rate, which is a share, got {bound}.")
         for c in classes if label is None else [label]:
             others = tuple(y for y in classes if y != c)
             if name == "false_negative_rate":
@@ -379,7 +378,7 @@ def named_constraints(
                 constraints.append(RateConstraint(name=name_of, terms=(mistaken, right), bound=0.0))
     else:
         if num_groups < 2:
-            raise ValueError(f"Expected num_groups >= 2: one group has no other to compare with, got {num_groups}.")
+            raise ValueError(f"Expected num_groups >= 2, as this constraint compares groups, got {num_groups}.")
         if not bound >= 0:
             raise ValueError(f"Expected bound >= 0, as the largest signed gap is never negative, got {bound}.")
         groups = range(num_groups)
@@ -666,8 +665,9 @@ def plan_steps(
 ) -> HistogramSteps:
     """Return the steps for ``num_records`` private records or persons, with the given noise.
 
-    ``noise_multiplier`` is that of gradients and sizes taken together as one Gaussian release; ``size_share`` is the
-    part of its inverse square that sizes get.
+    ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of gradients and sizes of cells taken together
+    as one Gaussian release. The inverse squares of noise multipliers add up to its own, and the setting ``size_share``
+    is the share of sizes in this sum.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share

@@ -126,20 +126,17 @@ class RandomisedResponse(PrivateMethod):
         others = {} if by_f_ld else {"f_ld": learner}
         return super().unread | others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
 
-    def check(self) -> None:
-        """Raise ConfigError for a relation other than "replace one", and for settings that the published randomised
-        classifier excludes (:meth:`require_mixture`)."""
-        settings = self.randomised_response
-        super().check()
-        if settings.learner == "exponentiated_gradient":
-            self.require_mixture(of_linear_rules=True)
-        elif settings.form == "two_step":
-            self.require_mixture(of_linear_rules=False)
-
     @property
     def learns_two_classes(self) -> bool:  # type: ignore[override]
         """True unless the configured learner is F-LD, which learns any number of classes."""
         return self.randomised_response.learner == "exponentiated_gradient"
+
+    publishes_linear_rules = learns_two_classes  # the other learner's rules
+
+    @property
+    def publishes_mixture(self) -> bool:  # type: ignore[override]
+        """True unless F-LD's model is published as it is, without the mixing of the form `two_step`."""
+        return self.learns_two_classes or self.randomised_response.form == "two_step"
 
     def learned(
         self, training: Training, x: Tensor, labels: Tensor, reported: Tensor, *, max_gap: float, shrunk: float
@@ -155,7 +152,7 @@ class RandomisedResponse(PrivateMethod):
         if config.learner == "f_ld":
             # F-LD drives violations to 0 for any allowed gap.
             parity, generator = parity_of(self.f_ld, dataset), training.generator(Stream.TRAINING)
-            return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
+            return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator)
         from fairpate.nn.fit import linear_rules  # a configuration is read without torch
         from fairpate.nn.models import scale_bytes
 
@@ -182,7 +179,7 @@ class RandomisedResponse(PrivateMethod):
     def train(self, training: Training) -> ResponseTrained:
         """Randomise the group of each record once, learn from the reported groups, and return the model.
 
-        ValueError for codes out of range, and for a group and event with too few records.
+        ValueError for a label or group out of range, and for a group and event with too few records.
         """
         from fairpate.nn.fit import said_labels  # a configuration is read without torch
 

@@ -77,7 +77,8 @@ _LARGEST_EPSILON = 20
 
 
 class TaughtConfig(configuration.Section):
-    """Settings of how the student learns from labels of public records: how many, through which gate and penalty."""
+    """Settings of how the student learns from labels of public records: the share of records, a gate that leaves out
+    labels for fairness, and a fairness penalty in the loss."""
 
     taught_share: float = Field(
         0.7,
@@ -208,7 +209,7 @@ class VotesOfRecords(base.ReleasingMethod):
             )
         if self.target.relation == "replace one":
             raise ConfigError(
-                f"target.relation: {self.target.relation!r} moves two votes, for which no cost is known here; use 'add "
+                f"target.relation: {self.target.relation!r} moves two votes, for which no cost is computed; use 'add "
                 "or remove one'."
             )
 
@@ -572,7 +573,8 @@ class WeightedVotesConfig(VectorsConfig):
 class WeightedBallot:
     """The feature map phi. A record votes by adding the vector phi(x) to the row of its label.
 
-    phi(x) depends on no other private record. ``embedding`` None: records are already embedded.
+    phi(x) depends on no other private record. ``embedding`` None: records are already embedded. ``radius`` is the norm
+    of a typical embedded record; longer ones are scaled down to it.
     """
 
     embedding: Embedding | None
@@ -580,7 +582,8 @@ class WeightedBallot:
 
     @classmethod
     def of(cls, dataset: Dataset, config: EmbeddingConfig) -> WeightedBallot:
-        """Return the feature map of ``dataset``; its radius is the norm of a typical embedded record."""
+        """Return the feature map of ``dataset``, with an embedding that is fitted to its public records unless its
+        records are embedded already."""
         return cls(embedding=None if dataset.embedding is not None else Embedding.of(dataset.public.x, config))
 
     def votes(self, x: Tensor) -> IntArray:

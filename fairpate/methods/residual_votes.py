@@ -172,14 +172,14 @@ _Part = tuple[Whole, IntArray, IntArray | None]
 
 
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
-    """Return one-hot labels (N, C) to be the left factors of products with votes: :meth:`RecordSums.total` then
-    computes sums of votes by class."""
+    """Return one-hot labels (N, C). With them as left factors, :meth:`RecordSums.total` computes the sums of votes by
+    class."""
     return (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
-    """Return the votes unchanged to be the left factors of products with votes: :meth:`RecordSums.total` then computes
-    second moments."""
+    """Return the votes unchanged. With them as left factors, :meth:`RecordSums.total` computes the second moments of
+    votes."""
     return phi_NW
 
 
@@ -266,7 +266,7 @@ class ResidualVotesConfig(VectorsConfig):
 
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
         """Return the events of all releases, which together cost as much as one Gaussian release with the noise
-        multiplier ``noise``."""
+        multiplier ``noise``. Second moments are among them if ``curvature`` is private, and not if it is public."""
         rounds, moments_share = (self.public_rounds, 0.0) if curvature == "public" else (self.private_rounds, _SHARE)
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(_SHARE) * UNITS, norm=UNITS)
         # A residual of at most ``bound`` units, times a vote of at most U units.
@@ -314,8 +314,8 @@ class RulesOfRecords(VotesOfRecords):
         return {} if has_student else dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError as the parent class does, and if there are neither public records nor an embedding of the
-        data set, from one of which votes are computed."""
+        """Raise ConfigError as the parent class does, and if votes cannot be computed, because there are neither public
+        records nor an embedding of the data set."""
         super().check_data(dataset)
         if not len(dataset.public) and dataset.embedding is None:
             raise ConfigError(
@@ -599,8 +599,8 @@ class AdaSsp(RulesOfRecords):
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
-    """Return labels of public records from scores (M, C) that estimate label indicators: clipped at 0 and normalised,
-    scores are used as probabilities."""
+    """Return labels of public records from scores (M, C) that estimate label indicators. Scores are clipped at 0 and
+    normalised, and then used as probabilities."""
     # The label with the largest score keeps a small share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)
     clipped_MC[np.arange(len(scores_MC)), scores_MC.argmax(axis=1)] += 1e-9

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 class SfPateConfig(Section):
-    """The variant of SF-PATE, by what teachers predict; its other settings are in `teachers`, `aggregator` and
-    `f_ld`."""
+    """Settings of SF-PATE: its variant, which decides what teachers predict. The sections `teachers`, `aggregator` and
+    `f_ld` have all other settings."""
 
     variant: Literal["sf_s", "sf_t"] = Field(
         "sf_s",
@@ -69,8 +69,8 @@ class SfPate(PateFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: those of ordinary training of the model that
-        F-LD trains instead, in SF_S the student, in SF_T each teacher."""
+        """The disabled fields, each with the setting that disables it. F-LD trains the student in SF_S and each teacher
+        in SF_T, so the settings of ordinary training of these models are not read."""
         unread = [f"teachers.{field}" for field in ("fit", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             # Teachers read how all are trained.
@@ -96,8 +96,8 @@ class SfPate(PateFamily):
         return FldConfig(**dict(self.f_ld), **common)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """Return the release plan; in SF_S, where teachers predict attributes, the queries are the private records
-        without theirs."""
+        """Return the release plan. In SF_S, where teachers predict attributes, the queries are the private records
+        without their attributes."""
         return super().plan(attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset)
 
     def collect_votes(
@@ -143,7 +143,7 @@ class SfPate(PateFamily):
         parity, groups = parity_of(self.learner, dataset), records.z
         # A shard may lack a group, and a refusal would reveal that; of some cells no attribute may have been released.
         options |= {"parity": parity, "generator": generator, "allow_empty_cells": True}
-        return train_f_ld(model, records.x, records.y, groups, self.learner, **options).model
+        return train_f_ld(model, records.x, records.y, groups, self.learner, **options)
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
         """Train one teacher by F-LD, with a fairness constraint, on ``shard``, and return its label for each query,

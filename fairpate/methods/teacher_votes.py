@@ -42,8 +42,10 @@ class TeacherVotesConfig(TaughtConfig):
 
 
 class TeacherVotes(VotesOfRecords):
-    """All teachers vote on all queries, and one noisy table of counts is released, with noise calibrated to the
-    target."""
+    """All teachers vote on all queries, and one noisy table of their counts is released.
+
+    Its noise is calibrated to the target.
+    """
 
     title: ClassVar[str] = "one table of teachers' votes"
     paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"

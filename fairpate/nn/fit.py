@@ -166,8 +166,8 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients: list[Tensor], epoch: int, *, only: Sequence[int] | None = None) -> None:
-        """Update parameters and their optimiser state by ``gradients``, of which there is one for each parameter at the
-        positions ``only``; None: for every parameter."""
+        """Update parameters and their optimiser state by ``gradients``, one for each parameter. ``only``: the positions
+        of the parameters to update; None: all parameters."""
         if not self._parameters or (only is not None and not only):
             return
         config, learning_rate = self._config, self._config.learning_rate
@@ -199,7 +199,7 @@ class Optimizer:
 
 
 class DivergedError(ValueError):
-    """The training loss is not finite."""
+    """Raised if the training loss is not finite."""
 
 
 def fit(
@@ -573,11 +573,11 @@ def calibrate(
 ) -> Calibration:
     """Fine-tune ``model`` in place towards demographic parity on public records ``x`` (N, ...), ``groups`` (N,).
 
-    This is the calibration of FairPATE, D.1. The paper shows its algorithm in a figure only; here each step lowers
-    ``weight`` times the regulariser :func:`dpfr`, plus a cross entropy CE. The targets of the cross entropy CE are the
-    model's predictions before the calibration. With ``config.labels`` (Appendix C) they are the labels ``y`` (N,) for
-    records that have one (-1: no label). Training stops after 20 epochs, or when predictions for held-out public
-    records have no demographic-parity gap.
+    This is the calibration of FairPATE, Appendix D.1. The paper shows its algorithm in a figure only. Each step lowers
+    ``weight`` times the regulariser :func:`dpfr`, plus a cross entropy whose targets are the model's predictions before
+    the calibration. With ``config.labels`` (Appendix C) a record's target is its label in ``y`` (N,) instead, if it has
+    one (-1: no label). Training stops after 20 epochs, or when predictions for held-out public records have no
+    demographic-parity gap.
 
     ValueError if the public records are too few, if the held-out or the other records have fewer than two groups, or if
     labels are needed and there are none.

@@ -65,12 +65,12 @@ def prepare_torchvision() -> Any:
 
 
 class WeightsError(UserError, ValueError):
-    """A weights file cannot be used; the message names the field, the file and the remedy."""
+    """Raised if a weights file cannot be used; the message names the field, the file and the remedy."""
 
 
 def pin_weights(config: ModelConfig) -> ModelConfig:
-    """Return ``config`` with the name `imagenet` as its weights replaced by the path of that file in torch's hub
-    folder.
+    """Return ``config`` with the weights `imagenet` replaced by the path of the file that has them, in torch's hub
+    folder. Other weights are left unchanged.
 
     The file is downloaded if it is missing; WeightsError if the download fails.
     """

@@ -457,8 +457,9 @@ class GradientClipper:
         unknown = unknown_module(model)
         if unknown is not None:
             raise ValueError(
-                f"{unknown} is not known to run once, on its own weights and on each record separately, as clipping "
-                "needs; use linear and convolutional layers, GroupNorm or LayerNorm, and layers without parameters."
+                f"{unknown}: clipping needs layers that are known to run once, on their own weights and on each record "
+                "separately; use linear and convolutional layers, GroupNorm or LayerNorm, and layers without "
+                "parameters."
             )
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self._trained, self._has_warned = self.parameters, False
@@ -513,11 +514,11 @@ class GradientClipper:
     def _clipped(
         self, formed: Callable[[Callable[..., list[Tensor]]], Sequence[Any]], layers: Sequence[Any] | None = None
     ) -> ClippedSum:
-        """Return the clipped sum of per-example gradients, which ``formed(kept)`` returns as one object per layer.
+        """Return the clipped sum of per-example gradients; gradients that are not finite add nothing.
 
-        Each object has ``squared_norms`` and ``weighted_sums``. ``kept`` is a function that replaces the rows of
-        records with gradients that are not finite by 0; ``formed`` must apply it to the tensors from which it computes
-        gradients. ``layers``: the gradients of all records, if the caller has computed them already.
+        ``formed(kept)`` computes the gradients: one object per layer, with ``squared_norms`` and ``weighted_sums``. It
+        must apply the function ``kept`` to the tensors from which it computes gradients, because ``kept`` sets the rows
+        of records that add nothing to 0. ``layers``: the gradients of all records, if the caller has them already.
         """
         layers = layers or formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())

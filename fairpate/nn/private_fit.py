@@ -119,10 +119,10 @@ class StepPlan:
     """The parts of a training step in which a method may differ from DP-SGD.
 
     ``clipper(model, loss, clip_norm=..., max_records=...)`` returns the object that sums a batch's clipped gradients.
-    ``sampler`` replaces Poisson samples of records. ``reach`` is the L2 sensitivity of the clipped sum in multiples of
-    ``clip_norm``. ``add_unprotected(sums, x, targets)`` adds, after the noise, the part of the gradients that does not
-    depend on the protected value. ``release_more`` runs after the update and makes the other releases of a step.
-    ``events`` describe the releases of all steps together to the accountant.
+    ``sampler`` draws the rows of each batch; None: Poisson samples. ``reach`` is the L2 sensitivity of the clipped sum
+    in multiples of ``clip_norm``. ``add_unprotected(sums, x, targets)`` runs after the noise and adds gradients that do
+    not depend on what the method protects, such as the sensitive attribute. ``release_more`` runs after the update and
+    makes the other releases of a step. ``events`` describe the releases of all steps together to the accountant.
     """
 
     clipper: Callable[..., Any] = GradientClipper
@@ -151,8 +151,8 @@ class PrivateTraining:
 
     ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the index of each record's person; None: every record is
     protected by itself. ``public_gradient(model)`` returns one tensor per trainable parameter, computed from public
-    records only, which is added after the noise and costs no privacy. ValueError for a layer that mixes records,
-    ConfigError for dropout.
+    records only; these tensors are added after the noise and cost no privacy. ValueError for a layer that mixes
+    records, ConfigError for dropout.
     """
 
     def __init__(
@@ -197,7 +197,8 @@ class PrivateTraining:
         """Take all steps, leave the model in evaluation mode, and return the events of all their releases.
 
         The model gets the mean of the weights of the last ``averaged_share`` of the steps; with 0, the weights of the
-        last step. SpentError, with these events, which stay charged, for weights that are not finite.
+        last step. SpentError if the weights become NaN or infinite: it contains the events, which must still be
+        charged.
         """
         if not 0 <= averaged_share <= 1:
             raise ValueError(f"Expected averaged_share, a share of the steps, from 0 to 1, got {averaged_share}.")
@@ -259,8 +260,8 @@ class PrivateTraining:
 class PoissonBatches:
     """Draws Poisson samples: every record enters each batch independently with probability ``sampling_rate``.
 
-    A batch may be empty. A sample is a sequence of coins, one per record and batch: only the positions of heads, which
-    are sampled records, are drawn, by the geometric gaps between them.
+    A batch may be empty. For speed, no number is drawn for a record that is left out: the gaps between sampled records
+    are drawn, which follow a geometric distribution.
     """
 
     def __init__(self, num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> None:
@@ -305,8 +306,8 @@ class PersonBatches:
         self._randomness, self._most_records = randomness, most_records
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Draw the next batch; return the indices of its records (B,), and for each record the position of its person
-        among the sampled persons (B,), in ascending order."""
+        """Draw the next batch. Return the indices of its records, person by person (B,), and for each of these records
+        the number of its person among the sampled persons, counted from 0 (B,)."""
         persons = self._sampled.next()
         counts = self._count_P[persons]
         owner_B = torch.repeat_interleave(torch.arange(len(persons)), counts)
@@ -326,7 +327,7 @@ class PersonBatches:
 
 
 class GaussianNoise:
-    """Draws independent standard normal values, ``float32``, in blocks: a small model's step needs only hundreds."""
+    """Draws independent standard normal values, ``float32``, thousands at once, because small draws would be slow."""
 
     def __init__(self, randomness: PrivateRandomness) -> None:
         self._randomness = randomness
@@ -398,7 +399,8 @@ _LEAST_LEFT, _LOST_AT_MOST = 1e-4, 1e-6
 
 
 class ShiftedClipper(GradientClipper):
-    """Computes sums of ``clip(g_i + shift)``, where g_i is a record's gradient; otherwise as :class:`GradientClipper`.
+    """Computes sums of ``clip(g_i + shift)``, where g_i is a record's gradient; its interface is that of
+    :class:`GradientClipper`.
 
     FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. ``shift`` has one tensor per trainable
     parameter; None means no shift. If the function ``public_gradient`` is given, it computes the shift from the current
@@ -406,8 +408,8 @@ class ShiftedClipper(GradientClipper):
 
     Squared norms are ``|g_i|^2 + 2 <g_i, r> + |r|^2`` with the shift r, in ``float64``. If the gradient of some record
     is near -r, rounding would lose the digits of this sum: the shifted gradients of that part of the batch are then
-    materialised. Noise is added before sums are rounded to ``float32``. ``squared_norms_B`` are those of the shifted
-    gradients.
+    materialised. Sums are returned in ``float64``, so that :class:`PrivateTraining` adds noise before anything is
+    rounded to ``float32``. ``squared_norms_B`` in the result are those of the shifted gradients.
     """
 
     shift: Sequence[Tensor] | None = None
@@ -438,7 +440,8 @@ class ShiftedClipper(GradientClipper):
             self.shift = list(self._public_gradient(self._original))
             if not all(bool(values.isfinite().all()) for values in self.shift):
                 raise ValueError(
-                    "The gradient of the fairness regulariser is not finite; lower the learning rate or its weight."
+                    "The gradient of the fairness regulariser is not finite; lower the learning rate or the weight of "
+                    "the regulariser."
                 )
         # The twin in double precision follows the model that the steps move.
         self.model.load_state_dict(self._original.state_dict())

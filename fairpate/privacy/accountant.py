@@ -55,9 +55,9 @@ class Event(Protocol):
 
 
 class SpentError(ValueError):
-    """A ValueError raised after a release was drawn, because of what was drawn: its ``events`` must still be charged.
+    """A ValueError that may reveal drawn noise or a released value: the release counts as made and must be charged.
 
-    ``events`` describe the release to the accountant; ``noise`` is the label of its noise source, which says whether
+    ``events`` describe the release to the accountant; ``noise`` is the label of the noise source, which says whether
     the noise is private.
     """
 
@@ -81,7 +81,8 @@ class CountedEvent:
     """Base class of events that happened ``count`` times; it checks their fields.
 
     Each subclass declares the field ``count`` itself, because statements list the fields in the subclass's order.
-    ValueError for a sampling rate outside (0, 1], a norm below 1, and any other number below 0 except a threshold.
+    ValueError for a sampling rate outside (0, 1], a norm below 1, or a negative number in any other field except
+    ``threshold``.
     """
 
     data_dependent: ClassVar[bool] = False
@@ -98,7 +99,7 @@ class CountedEvent:
                 is_valid, expected = value >= least, f"{name} >= {least}"
             # NaN fails each comparison.
             if not is_valid:
-                raise ValueError(f"Expected {expected} in this event, got {value}; correct the field.")
+                raise ValueError(f"Expected {expected} in a privacy event, got {value}; give this field a valid value.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +125,8 @@ class ThresholdChecks(CountedEvent, TeacherEvent):
 class NoisyArgmaxes(CountedEvent, TeacherEvent):
     """``count`` noisy argmaxes that ran, including those whose labels were withheld.
 
-    Confident-GNMax queries may be charged as the ``ThresholdChecks`` and ``NoisyArgmaxes`` that ran. The cost of a step
-    is known before it runs, so a Renyi filter with a limit fixed in advance may admit it.
+    Confident-GNMax queries may be charged as the ``ThresholdChecks`` and ``NoisyArgmaxes`` that ran. The cost of each
+    check and each argmax is known before it runs, so a Renyi filter with a limit fixed in advance may admit it.
     """
 
     noun: ClassVar[str] = "noisy vote of teachers"
@@ -198,11 +199,13 @@ class PureReleases(CountedEvent):
 class LaplaceReleases(PureReleases):
     """``count`` vectors with independent Laplace noise; ``epsilon`` is the L1 sensitivity over the noise's scale.
 
-    A vector moved by at most s in L1 under noise of scale 1 costs no more than one number moved by s. The hockey-stick
-    divergence of a move by a is 1 - exp((e - a) / 2) for ``|e| <= a``; that of two numbers moved by a <= b is 1 -
-    exp((e - a - b) / 2) (1 + a / 2) for ``|e| <= b - a``, and 1 - u (1 + (a + b - e) / 4) with u = exp((e - a - b) / 2)
-    up to e = a + b, both below the divergence of one move by a + b. The bound extends to more numbers one by one, as
-    dominance is preserved by products. The Renyi curve is convex in s and 0 at s = 0, hence superadditive.
+    The cost is that of one number with this sensitivity. Proof that a vector moved by at most s in L1, under noise of
+    scale 1, costs no more than one number moved by s: let e be the threshold of the hockey-stick divergence. For one
+    number moved by a, the divergence is 1 - exp((e - a) / 2) where ``|e| <= a``. For two numbers moved by a <= b, and
+    with u = exp((e - a - b) / 2), it is 1 - u (1 + a / 2) where ``|e| <= b - a``, and 1 - u (1 + (a + b - e) / 4) from
+    there up to e = a + b. Both are below the divergence of one number moved by a + b. More numbers are added one by
+    one, because products preserve dominance. For Renyi costs the proof is shorter: the curve is convex in s and 0 at s
+    = 0, hence superadditive.
     """
 
     noun: ClassVar[str] = "release of sums with Laplace noise"
@@ -218,7 +221,9 @@ def of_unit(event: Any, unit: Unit) -> Any:
         return event
     # A unit that is no field belongs to the definition of the event: its price holds for no other unit.
     if "unit" not in {column.name for column in fields(event)}:
-        raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}; use the first unit.")
+        raise TypeError(
+            f"{type(event).__name__} has a cost per {event.unit} only, not per {unit}; use the unit that has a cost."
+        )
     if hasattr(event, "trials"):  # of events, each of the same unit
         trials = tuple(tuple(of_unit(each, unit) for each in events) for events in event.trials)
         return replace(event, unit=unit, trials=trials)
@@ -567,11 +572,11 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
 
     The result is never below the exact epsilon, and with ``interval`` None at most 1 % above it; ``inf`` for an event
     without noise. ``interval`` is the step of the grid to which losses are rounded up: each release adds about
-    interval^2 / 12. With None it is chosen: 1e-4, or 1e-5 times an epsilon above 10, which a finer grid hardly lowers,
-    and smaller where the grid would add more than a fifth of a percent. Below a delta of 1e-20 the masses left out of
-    distributions are not proven to be negligible, so Renyi curves give the epsilon. ValueError where such curves are
-    needed and not known, for mixed units or relations, for events that contain private votes and unless 0 <
-    target_delta < 1; TypeError for an event without a loss distribution.
+    interval^2 / 12. If it is None, the step is 1e-4, or 1e-5 times epsilon if epsilon is above 10, and smaller if such
+    a grid would add more than 0.2 % to epsilon. For a delta below 1e-20, Renyi curves give the epsilon, because the
+    masses left out of loss distributions are not proven to be negligible there. ValueError for such a delta if no Renyi
+    curve is known, for mixed units or relations, for events that contain private votes, and unless 0 < target_delta <
+    1; TypeError for an event without a loss distribution.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
@@ -644,8 +649,8 @@ def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
 
 
 def _require_common_guarantee(events: Sequence[Event], *, published: bool = False) -> None:
-    """Raise ValueError unless all ``events`` share one unit and relation, and, for a cost that is to be ``published``,
-    for an event that contains votes; TypeError for an event type without a registered Renyi curve."""
+    """Raise ValueError if ``events`` have different units or relations, or if the cost is to be ``published`` and an
+    event contains votes; raise TypeError for an event type without a registered Renyi curve."""
     for event in events:
         if event_rdp.dispatch(type(event)) is event_rdp.dispatch(object):
             raise TypeError(
@@ -655,8 +660,8 @@ def _require_common_guarantee(events: Sequence[Event], *, published: bool = Fals
     holding_votes = sorted({type(event).__name__ for event in events if event.data_dependent})
     if holding_votes and published:
         raise ValueError(
-            f"Expected data-independent events, got {', '.join(holding_votes)}: use the function whose name ends in "
-            "data_dependent, and do not publish its result."
+            f"Expected data-independent events, got {', '.join(holding_votes)}: use rdp_data_dependent or "
+            "epsilon_data_dependent, and do not publish the result."
         )
     # Curves add up for one pair of neighbouring data sets; another unit or relation has other pairs.
     guarantees = {(event.unit, event.relation) for event in events}
@@ -680,10 +685,10 @@ class RenyiFilter:
     At one order fixed in advance, each charge may depend on all past answers: while the sum of the charges stays within
     a limit, everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic
     2021, arXiv 2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). With several orders, "some order is within its
-    limit" is a weaker statement: which order this is may depend on answers, and up to as many deltas add up as there
-    are orders. Several orders are sound in one case, that of a ledger whose mechanism cannot change: every charge is
-    the same curve or zero. After n charges the total is n times that curve, so the order that admits most of them is
-    known before the first, and checking all orders gives the same answer as checking that one.
+    limit" is a weaker statement: the order may depend on answers, and up to as many deltas add up as there are orders.
+    Several orders are sound in one case: if the mechanism cannot change, so that every charge is the same curve or
+    zero. After n charges the total is n times that curve. The order that admits most charges is then known before the
+    first charge, and checking all orders gives the same result as checking this order.
 
     Charges must not depend on private values: a filter gives no guarantee if votes decide when to stop. ``orders_A``:
     distinct orders > 1, stored as a tuple. ValueError for a negative or undefined ``target_epsilon``, unless 0 <
@@ -696,9 +701,9 @@ class RenyiFilter:
     limit_A: FloatArray = field(init=False, compare=False, repr=False)
     """The largest cost at each order that converts to ``target_epsilon``, shape (A,); read-only.
 
-    It inverts the conversion of :func:`epsilon_of_curve`. Where that would be negative, at an order too small for the
-    target, the limit is -ln(1 - delta^2), which costs no epsilon: the total variation is then at most delta
-    (Bretagnolle and Huber 1979). Limits are rounded down in the last digits.
+    A limit is the inverse of the conversion by :func:`epsilon_of_curve`, but at least -ln(1 - delta^2): a cost this
+    small converts to an epsilon of 0, because the total variation is then at most delta (Bretagnolle and Huber 1979).
+    The inverse is lower, even negative, at orders too small for the target. Limits are rounded down in the last digits.
     """
 
     def __post_init__(self) -> None:
@@ -755,16 +760,17 @@ class RenyiFilter:
 class AdaptiveLimit:
     """A limit of ``epsilon`` at ``delta`` on releases of any kind, where each release may depend on all earlier ones.
 
-    It is a Renyi filter at a single order of ``DEFAULT_ORDERS``, the orders at which all curves must be evaluated: the
-    order at which the most releases of one Gaussian mechanism fit, a function of epsilon and delta alone. It admits 71
-    to 94 % of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520) admits, for
-    epsilon from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
+    It is a Renyi filter at a single order: the one of ``DEFAULT_ORDERS`` that admits the most releases of one Gaussian
+    mechanism, which depends on epsilon and delta alone. Curves must be evaluated at ``DEFAULT_ORDERS``. The filter
+    admits 71 to 94 % of the Gaussian releases that a Gaussian-DP filter (Smith and Thakurta 2022, arXiv 2210.17520)
+    admits, for epsilon from .01 to 20 and delta from 1e-10 to 1e-4. Errors as :class:`RenyiFilter`.
     """
 
     epsilon: float
     delta: float
     place: int = field(init=False)
-    """Index of the limit's order in ``DEFAULT_ORDERS``, chosen for curves that are linear in the order."""
+    """Index of ``order`` in ``DEFAULT_ORDERS``: the order is the best for curves that are linear in it, as Gaussian
+    ones."""
     order: float = field(init=False)
     """The Renyi order at which all releases are added up."""
     budget: float = field(init=False)

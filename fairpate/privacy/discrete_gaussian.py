@@ -35,8 +35,9 @@ SEEDED = "seeded: not private"
 class OsEntropy:
     """Noise from the operating system's entropy: the only source for a release that claims privacy.
 
-    ``label`` states whether the noise of a source is private, and is stored with every result of a run. ``derive``
-    returns a source for one release, named by its arguments; its draws are independent of all others.
+    ``label`` states whether the noise of a source is private, and is stored with every result of a run.
+    ``derive(*parts)`` returns a source for the one release that ``parts`` name; draws for different releases are
+    independent.
     """
 
     label = OS_ENTROPY
@@ -97,7 +98,7 @@ class SeededSource:
         self._generator = random.Random(seed)
 
     def randbelow(self, n: int) -> int:
-        """Draw one integer, uniform on 0 .. n - 1; sources made by ``derive`` are not advanced."""
+        """Draw one integer, uniform on 0 .. n - 1; this does not change what sources made by ``derive`` draw."""
         return self._generator.randrange(n)
 
     def derive(self, *parts: str | int) -> SeededSource:
@@ -289,7 +290,7 @@ def log_survival_table(stddev: float, max_value: int, *, of_difference: bool = F
     integers (d odd), and these sums differ visibly below s = 1.
     """
     if not 0 <= max_value <= 2**24:
-        raise ValueError(f"Expected a table of 0 .. 2^24 values, got {max_value}; for a larger threshold use inf.")
+        raise ValueError(f"Expected 0 <= max_value <= 2^24, got {max_value}; use inf for a larger threshold.")
     # The next power of two, so that similar sizes share one cached table.
     size = 1 << max(8, int(max_value).bit_length())
     return _tails(float(stddev), size, of_difference=of_difference)[: max_value + 1]

@@ -42,12 +42,12 @@ _RUN_START = 4  # evenly spaced orders that are exponentiated before factors tak
 
 @dataclass(frozen=True)
 class DistinctHistograms:
-    """The distinct pairs (largest count, log_q) of vote histograms, in ascending order; costs depend on these pairs
-    alone.
+    """The distinct pairs (largest count, log_q) among the vote histograms of queries, in ascending order. The cost of a
+    query depends on its pair alone.
 
     log_q: ln of a bound on P[the noisy argmax is not the plurality]. ``counts_U``: the number of queries with each
-    pair. Chunks (K) are runs of pairs with the same largest count, each short enough for the processor's cache;
-    ``starts_K`` are their first pairs.
+    pair. A chunk (K) is a run of pairs with the same largest count, short enough for the processor's cache;
+    ``starts_K`` are the indices of the first pairs of chunks.
     """
 
     largest_V: IntArray
@@ -83,11 +83,13 @@ class DistinctHistograms:
 
 @dataclass(frozen=True)
 class TheoremSix:
-    """Papernot et al. 2018, Theorem 6, prepared for each log_q: the moment is e^a + e^b, with a and b linear in alpha.
+    """The bound of Papernot et al. 2018, Theorem 6, on the Renyi cost R of a noisy argmax, prepared for each log_q: the
+    moment exp((alpha - 1) R) is e^a + e^b, with a and b linear in alpha.
 
-    a = ln(1 - q) + (alpha - 1) growth,  b = log_q + (alpha - 1) slope, for orders below ``limit_U`` (mu1 in the paper,
-    -inf where a condition of the theorem fails). From mu1 on the exponent is the data-independent alpha (alpha - 1) /
-    variance, which b never exceeds and equals at mu1. ``lines_2UL``: coefficients of a and b.
+    a = ln(1 - q) + (alpha - 1) growth and b = log_q + (alpha - 1) slope, where growth and slope depend on q and the
+    variance alone. This holds for orders below ``limit_U`` (mu1 in the paper, -inf where a condition of the theorem
+    fails). From mu1 on the exponent (alpha - 1) R is the data-independent alpha (alpha - 1) / variance, which b never
+    exceeds and equals at mu1. ``lines_2UL``: coefficients of a and b.
     """
 
     limit_U: FloatArray
@@ -121,8 +123,9 @@ class TheoremSix:
         """Return the moments e^a + e^b of Theorem 6, or with ``logs`` their logarithms, for the values of log_q in
         ``rows``, shape (B, A).
 
-        ``powers_LA`` has the rows alpha - 1 and 1, which a and b multiply by their coefficients; ``runs`` are ranges of
-        evenly spaced orders; ``independent_A`` is the data-independent moment or logarithm. A moment may be inf.
+        ``powers_LA`` has two rows, alpha - 1 and 1; a and b are the sums of these rows times their coefficients.
+        ``runs`` are ranges of evenly spaced orders, whose exponentials are faster. ``independent_A`` is the
+        data-independent moment, or with ``logs`` its logarithm. A moment may be inf.
         """
         moment_BA: FloatArray
         if logs:
@@ -142,7 +145,7 @@ class TheoremSix:
     def rdp(self, orders_A: FloatArray) -> FloatArray:
         """Return the RDP of each distinct log_q, shape (U, A), with a small relative error even for tiny costs.
 
-        Orders may be in any sequence here.
+        ``orders_A`` need not be sorted.
         """
         stay_UA, leave_UA = self.lines_2UL @ np.stack([orders_A - 1, np.ones_like(orders_A)])
         # Costs near 0 are e^a + e^b - 1 for a near 0: expm1 and log1p keep the digits that logaddexp would lose.
@@ -315,9 +318,10 @@ _TINY = 1e-250  # probabilities below are added up as logarithms
 def log_q(votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, tail: Tail) -> FloatArray:
     """Return ln of a bound on P[noisy argmax is not the plurality class] per query, shape (Q,), at most ln(1 - 1/C).
 
-    It is a union bound over the other classes (Papernot et al. 2018, Proposition 7). With discrete noise, in which
-    exact ties have positive probability, every tie counts against the plurality. ValueError for votes that are not
-    whole numbers >= 0, for a standard deviation that is not positive, for an unknown ``tail``.
+    It is a union bound over the other classes (Papernot et al. 2018, Proposition 7). ``tail`` names the noise,
+    "gaussian" or "discrete". Discrete noise gives exact ties a positive probability, and every tie counts against the
+    plurality. ValueError for votes that are not whole numbers >= 0, for a standard deviation that is not positive, or
+    for another ``tail``.
     """
     _require_positive("noise_stddev_votes", noise_stddev_votes)
     return _log_q_ranked(np.sort(checked_votes(votes_QC), axis=1), noise_stddev_votes, tail)
@@ -341,11 +345,12 @@ def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: np
 def threshold_rdp(
     votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, orders_A: npt.ArrayLike, tail: Tail
 ) -> FloatArray:
-    """Return the RDP of the bit 1[largest count + noise >= threshold] per query, shape (Q, A), by Theorem 6.
+    """Return the RDP of the bit 1[largest count + noise >= threshold] per query, shape (Q, A).
 
-    The bit is a vote between two outcomes whose data-independent cost alpha / (2 threshold_stddev_votes^2) is that of
-    GNMax with sqrt(2) times the noise; the result is never above it. An infinite ``threshold`` does not read the votes
-    and costs 0. Errors as ``log_q``; ValueError for a ``threshold`` that is NaN.
+    It is computed by Theorem 6 of Papernot et al. 2018: the bit is a vote between two outcomes whose data-independent
+    cost alpha / (2 threshold_stddev_votes^2) is that of GNMax with sqrt(2) times the noise; the result is never above
+    it. An infinite ``threshold`` does not read the votes and costs 0. Errors as ``log_q``; ValueError for a
+    ``threshold`` that is NaN.
     """
     _check_threshold(threshold, threshold_stddev_votes, tail)
     orders = _checked_orders(orders_A)
@@ -553,7 +558,7 @@ def _check_threshold(threshold: float, threshold_stddev: float, tail: Tail) -> N
     if math.isnan(threshold):
         raise ValueError("Expected threshold to be a number, got nan.")
     if math.isfinite(threshold) and abs(threshold) > MAX_THRESHOLD_VOTES:
-        raise ValueError(f"Expected |threshold| <= 2^23 or an infinite threshold, got {threshold}.")
+        raise ValueError(f"Expected |threshold| <= 2^23, inf or -inf, got {threshold}; use inf to answer no query.")
     _require_positive("threshold_stddev_votes", threshold_stddev)
     if tail not in ("gaussian", "discrete"):
         raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")

@@ -39,8 +39,8 @@ def release_epsilon_for(
     kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,),
     accounting: Accounting = "pld",
 ) -> float:
-    """Return the largest epsilon per release at which ``count`` releases of each of ``kinds``, together with
-    ``others``, cost at most the target.
+    """Return the largest epsilon per release at which ``count`` releases of each event type in ``kinds``, together with
+    the releases ``others``, cost at most ``target_epsilon``.
 
     The result is rounded down by at most 0.1 %, never less than what adding up epsilons allows, and ``inf`` for a
     target of ``inf``. ValueError if ``others`` use up the target.

@@ -78,8 +78,8 @@ class LossDistribution:
         return (self.removing,) if self.adding is self.removing else (self.removing, self.adding)
 
     def each(self, done: Callable[[Losses, int], tuple[Losses, int]]) -> LossDistribution:
-        """Return this distribution with the function ``done`` applied to each pair of one step's losses and their
-        number of repetitions, in both directions."""
+        """Return this distribution after applying ``done`` in both directions. ``done`` maps the losses of one step,
+        and the number of times that the step is repeated, to new ones."""
         found = [tuple(done(*part) for part in direction) for direction in self.directions]
         return LossDistribution(removing=found[0], adding=found[-1])
 
@@ -120,11 +120,12 @@ def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, i
 def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
     """Return privacy losses on a grid, given the hockey-stick divergence of a release at the points of the grid.
 
-    They follow the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1): the
-    result has the divergence D at all points, and a larger one between them. ``excess_L`` is X(e) = D(e) - max(0, 1 -
-    exp(e)), the excess over a release without any loss: X vanishes on both sides, so that its second differences keep
-    their digits where D is nearly 1. The grid's first point is ``lowest`` times ``interval``, and 0 is one of its
-    points. If the excess is an upper bound, so are the losses.
+    The losses follow the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1):
+    they have the divergence D of the release at all points of the grid, and a larger divergence between points.
+    ``excess_L`` is X(e) = D(e) - max(0, 1 - exp(e)), the excess over a release without any loss: X vanishes on both
+    sides, so that its second differences keep their digits where D is nearly 1. The grid's first point is ``lowest``
+    times ``interval``, and 0 is one of its points. If ``excess_L`` is an upper bound on X, so is the excess of the
+    result.
     """
     # Slopes of the divergence in e^epsilon, times e^epsilon. On the left of the first point the excess falls to 0 at
     # -inf, on the right of the last one it stays.
@@ -226,12 +227,12 @@ class _Tail:
 
     Three bounds are added to its masses:
 
-    - The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2
-      N butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002,
-      Accuracy and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2, below 8 for 3 and 5, and 10
-      here). A power of n is wrong by n times the error of its base and 3 u n of its own (Brent, Percival and Zimmermann
-      2007: a product by sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it
-      added.
+    - The transforms' rounding, with the unit roundoff u. Each output of a fast transform of length N sums its inputs
+      along one path each of log2 N butterflies, so that it is wrong by at most c u log2 N times the sum of their
+      absolute values (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2,
+      below 8 for 3 and 5, and 10 here). A power of n is wrong by n times the error of its base and 3 u n of its own
+      (Brent, Percival and Zimmermann 2007: a product by sqrt(5) u). The sum of the errors of all frequencies bounds the
+      error of every mass, and is added to every mass.
     - Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). Masses
       outside the window are added to masses inside. The bound on the mass above the window is also added to the
       infinite loss.
@@ -410,9 +411,10 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
 
 
 def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
-    """Search the tilt: return approximately the t >= 0 at which the function ``excess`` rises to 0.
+    """Return approximately the exponential tilt t >= 0 of ``losses`` at which the function ``excess`` rises to 0.
 
-    Its arguments are t, ln M(t), and the mean of the losses tilted by t.
+    The arguments of ``excess`` are t, the logarithm of the moment-generating function at t, and the mean of the losses
+    tilted by t.
     """
     # ln of the masses of coarse bins, none of them empty, and the mean loss of each: a rough tilt is enough.
     bins = []
@@ -527,8 +529,8 @@ class GaussianAndLaplace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomicLoss:
-    """A privacy loss with countably many values: ``losses``, in ascending order, and the logarithms of their
-    probabilities under the neighbouring data set whose outputs are shifted."""
+    """A privacy loss ln(P / P') with countably many values, for two neighbouring data sets with the outputs P (shifted
+    by the unit) and P': ``losses`` in ascending order, and the logarithms of their probabilities under P."""
 
     losses: FloatArray
     log_masses: FloatArray
@@ -552,8 +554,8 @@ class AtomicLoss:
 
     @cached_property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
-        """For each loss, the logarithm of the probability of this loss or a larger one, under each of two neighbouring
-        data sets (first the one whose outputs are shifted). One more entry, 0, stands for losses above all of them."""
+        """For each loss, the logarithm of the probability of this loss or a larger one: an array for the outputs P and
+        one for P'. The last entry of each array is a placeholder, 0, for thresholds above all losses."""
         # Summed from the right and in log space, because the smallest masses decide a small delta.
         moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
         unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]

@@ -86,7 +86,7 @@ class SmoothRelease:
         if not 0 < self.noise_stddev < math.inf:
             raise ValueError(f"Expected 0 < noise_stddev < inf, got {self.noise_stddev}.")
         if not self.scale_noise_stddev > 0:
-            raise ValueError(f"Expected scale_noise_stddev > 0 or inf, got {self.scale_noise_stddev}.")
+            raise ValueError(f"Expected scale_noise_stddev > 0 (inf is allowed), got {self.scale_noise_stddev}.")
 
 
 @event_rdp.register
@@ -94,11 +94,12 @@ def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
     """Return the Renyi cost of publishing one data-dependent cost, shape (A,).
 
     It is ``inf`` from order 1 / (1 - exp(-2 beta)) on. The noise has the standard deviation s S, where S is the smooth
-    sensitivity. Its cost is the exact divergence between two Gaussians: on neighbouring votes with smooth sensitivities
-    S and S', the means differ by at most either of them, and S by a factor up to exp(beta). In the costliest such pair
-    the scale falls by exp(beta) and the mean moves by the smaller scale. (Theorem 23 of the paper states another cost,
-    which is below that divergence for orders near 1 / (2 beta).) The noisy ln S, of sensitivity beta, adds its Gaussian
-    cost. ValueError for an order <= 1.
+    sensitivity and s is ``noise_stddev``. Its cost is the largest divergence between two Gaussians, one for each of two
+    neighbouring votes: their smooth sensitivities differ by a factor of at most exp(beta), and their means by at most
+    the smaller of the two smooth sensitivities. The largest divergence is that at which both bounds are reached and the
+    standard deviation falls. (Theorem 23 of Papernot et al. 2018 states another cost, which is below this divergence
+    for orders near 1 / (2 beta).) If ln S is published too, with noise, its Gaussian cost is added; the sensitivity of
+    ln S is beta. ValueError for an order <= 1.
     """
     orders = np.asarray(orders_A, dtype=np.float64)
     if not np.all(orders > 1):
@@ -115,13 +116,14 @@ def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class SanitisedRdp:
-    """A noisy privacy cost of votes at order ``release.order`` that may be published, at the cost :func:`release_rdp`.
+    """A noisy privacy cost of votes at order ``release.order``, which may be published; :func:`release_rdp` is the cost
+    of its publication.
 
     ``rdp``: the data-dependent cost plus noise of mean 0, possibly negative: an estimate, not an upper bound.
     ``log_scale``: noisy ln of the smooth sensitivity S, from which an upper confidence limit on the cost follows; None
     if it was not published. ``rdp_data_independent``: the cost of the same queries for any votes. ``noise``: label of
-    the noise source. Noise starts as an exact discrete Gaussian on a grid of 2^-64 and is scaled in floats, then
-    rounded: sound up to rounding, not exact.
+    the noise source. The noise is an exact discrete Gaussian on a grid of 2^-64 that is then scaled in floats and
+    rounded, so the guarantee holds up to rounding, not exactly.
     """
 
     release: SmoothRelease
@@ -137,8 +139,8 @@ class SanitisedRdp:
         """
         if self.log_scale is None:
             raise ValueError(
-                "No upper limit is known, because the smooth sensitivity was not published; release with a finite "
-                "scale_noise_stddev."
+                "No upper limit on the privacy cost is known, because the smooth sensitivity was not published; "
+                "release with a finite scale_noise_stddev."
             )
         if not 0 < confidence < 1:
             raise ValueError(f"Expected 0 < confidence < 1, got {confidence}.")
@@ -202,9 +204,10 @@ def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, 
     """Return the smooth sensitivity of the queries' data-dependent cost; it depends on the votes and is not to be
     published.
 
-    It is the maximum over d of exp(-beta d) times the sum over queries of the sensitivity at distance d. ValueError for
-    votes that are not whole numbers >= 0 with the same sum in every query, for fewer than two classes, for noise or a
-    threshold that ``gnmax`` refuses, and where :func:`sensitive_range` fails.
+    It is the maximum over d, the number of moved votes per query, of exp(-beta d) times the sum over queries of the
+    sensitivity at distance d. ValueError for votes that are not whole numbers >= 0 with the same sum in every query,
+    for fewer than two classes, for noise or a threshold that ``gnmax`` refuses, and where :func:`sensitive_range`
+    fails.
     """
     ranked_UC, counts_U, _ = distinct_votes(votes_QC)
     change_UD = threshold_sensitivity(ranked_UC, mechanism, order=release.order)
@@ -299,13 +302,15 @@ def argmax_sensitivity(
     not to be published.
 
     It is the largest change of the cost by one moved vote, over all votes that differ in at most d votes. Let q bound
-    the probability that the output is not the plurality class, and let x be the gap between two counts over 2 sigma.
-    One moved vote changes x by at most 1 / sigma, so q by no more than if all gaps changed by as much (concavity of the
-    receiver operating curve spreads q evenly over classes). Up to q0 the cost depends on q, beyond it does not. If the
-    cost rises on (0, q0) and its growth by one vote rises on (0, q1), where one vote leads from q1 to q0, then
-    sensitivity rises up to q1, is at most its plateau on [q1, q0] and falls beyond: the largest value within d votes is
-    at the votes that come closest to [q1, q0]. Votes come closest by moving one after the other from the largest count
-    to the second (q too small), or back (q too large). :func:`sensitive_range` tests the two conditions.
+    the probability that the output is not the plurality class, let sigma be the standard deviation of the noise, and
+    let x be the gap between two counts over 2 sigma. One moved vote changes x by at most 1 / sigma. It changes q by no
+    more than if all gaps were equal and changed by as much, because the receiver operating curve is concave.
+
+    Let q0 be the value beyond which the cost no longer depends on q, and q1 the value from which one moved vote leads
+    to q0. :func:`sensitive_range` tests two conditions: the cost rises on (0, q0), and its growth by one vote rises on
+    (0, q1). The sensitivity then rises up to q1, is on [q1, q0] at most its value at q1, and falls beyond q0. So the
+    largest sensitivity within d votes is at the votes whose q is closest to [q1, q0]. If q is too small, it comes
+    closer by moving votes from the largest count to the second; if it is too large, by moving them back.
     """
     noise, num_classes, num_teachers = mechanism.noise_stddev_votes, ranked_UC.shape[1], int(ranked_UC[0].sum())
     log_q1, log_q0 = sensitive_range(noise_stddev_votes=noise, num_classes=num_classes, order=order)
@@ -373,9 +378,9 @@ def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float
     for what, values, end in (("cost", cost, "q0"), ("growth of the cost by one vote", growth, "q1")):
         if np.any(np.diff(values) < -_UNTIL_ROUNDING * values[1:] - _VANISHING):
             raise ValueError(
-                f"Expected the argmax's {what} to rise with q up to {end}, but at order {order} with "
-                f"noise_stddev_votes {noise} and {num_classes} classes it falls: publish at a lower order, or raise "
-                "noise_stddev_votes."
+                f"The smooth sensitivity is unknown at order {order} with noise_stddev_votes {noise} and {num_classes} "
+                f"classes, because the argmax's {what} does not rise with q, the bound on P[not the plurality], up to "
+                f"{end}; publish at a lower order, or raise noise_stddev_votes."
             )
     return log_q1, log_q0
 
@@ -396,7 +401,8 @@ def _argmax_rdp(log_q: FloatArray, noise_stddev: float, order: float) -> FloatAr
 
 
 def _log_q_limit(noise_stddev: float, order: float) -> float:
-    """Return the logarithm of the q above which the data-independent cost is always charged, as the paper's code does.
+    """Return the logarithm of the q above which the data-independent cost is always charged, as the code of Papernot et
+    al. 2018 does.
 
     With m = sigma sqrt(-ln q), Theorem 6 requires m > max(1, order - 1) and ln((m + 1) / (m - 1)) <= (2 m - 1) /
     sigma^2. Both hold from m = max(sigma + 1, order - 1) on, since the left side is at most 2 / (m - 1).
@@ -491,8 +497,9 @@ class SecretBatchAttributeGaussians(_AttributeEvent):
     """``count`` Gaussian releases, each on a fresh secret Poisson batch, that protect only the records' sensitive
     attributes.
 
-    The rest of a batch is not protected, so an attacker may see whether the record is in the batch. Amplification is
-    therefore only that of the mixture of "in" and "out" (joint convexity).
+    The rest of a batch is not protected, so an attacker may see whether a record is in the batch. A release therefore
+    costs as much as a mixture: a Gaussian release with probability ``sampling_rate``, otherwise nothing (joint
+    convexity).
     """
 
     sampling_rate: float
@@ -581,12 +588,12 @@ class VoteSums(_RecordsVote):
     """``count`` tables of sums with noise on every cell; a unit adds a vector of whole numbers to the sums, of L2 norm
     at most ``norm``.
 
-    The privacy loss of such a vector has no simple lattice, so it is bounded by that of a continuous Gaussian. Noise
-    N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an integer k with
-    probability proportional to exp(-(k - x)^2 / (2 t^2)). Integrated over x, the product of both densities is a
-    multiple of exp(-k^2 / (2 s^2)). The normaliser depends on x by a relative 2 exp(-2 pi^2 t^2) at most (Poisson
-    summation): at t = 3 by 1e-77 per coordinate, far below what a float resolves. The replacement reads the noisy sum
-    alone, so it is post-processing of a Gaussian release with the multiplier sqrt(s^2 - t^2) / norm.
+    The privacy loss of such a vector has no simple lattice, so it is bounded by that of a continuous Gaussian. For any
+    t < s, noise N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an
+    integer k with probability proportional to exp(-(k - x)^2 / (2 t^2)). Integrated over x, the product of both
+    densities is a multiple of exp(-k^2 / (2 s^2)). The normaliser depends on x by a relative 2 exp(-2 pi^2 t^2) at most
+    (Poisson summation): at t = 3 by 1e-77 per coordinate, far below what a float resolves. The replacement reads the
+    noisy sum alone, so it is post-processing of a Gaussian release with the multiplier sqrt(s^2 - t^2) / norm.
     """
 
     noun: ClassVar[str] = "noisy table of weighted votes"
@@ -598,10 +605,11 @@ class MomentSums(VoteSums):
     """``count`` noisy symmetric matrices of second moments, each released as its diagonal and the numbers above it.
 
     A unit adds a symmetric matrix of whole numbers with a Frobenius norm of at most ``norm``. Numbers on the diagonal
-    have noise of standard deviation ``noise_stddev_votes``. Those above it have at least this over sqrt(2), because the
-    Frobenius norm counts them twice. Multiplied by sqrt(2) they form, with the diagonal, a vector as in the parent, at
-    the parent's cost. They are rounded with variance t^2 / 2, which leaves a relative 2 exp(-pi^2 t^2) = 5e-39 per
-    number.
+    have noise of standard deviation ``noise_stddev_votes``. Numbers above the diagonal have noise of at least this
+    standard deviation over sqrt(2), because the Frobenius norm counts them twice. The diagonal and the numbers above
+    it, multiplied by sqrt(2), are a vector as in :class:`VoteSums`, and have its cost. The rounding of the numbers
+    above the diagonal has variance t^2 / 2, so that the normaliser depends on x by a relative 2 exp(-pi^2 t^2) = 5e-39
+    per number.
     """
 
     noun: ClassVar[str] = "noisy matrix of second moments"
@@ -807,9 +815,10 @@ class SecretTrials:
             raise ValueError(f"Expected 1 < expected_trials <= {MOST_TRIALS:g} and a finite eta > -1, got {given}.")
         guarantees = {(event.unit, event.relation) for events in self.trials for event in events}
         if not all(self.trials) or guarantees != {(self.unit, self.relation)}:
-            expected = f"events in every trial, all of them for {self.unit}, {self.relation}"
+            expected = f"for {self.unit}, {self.relation}"
             raise ValueError(
-                f"Expected {expected}, got {sorted(guarantees)}; give SecretTrials the unit and relation of its events."
+                f"Expected events in every trial of SecretTrials, all {expected}, got {sorted(guarantees)}; give "
+                "SecretTrials the unit and relation of its events."
             )
 
     @cached_property
@@ -914,9 +923,10 @@ def merged(
     *,
     by: Callable[[Counts, Counts], Counts] = lambda counts, _: counts,
 ) -> tuple[Event, ...]:
-    """Return ``events`` with all that differ only in their count merged into one, whose count is the sum.
+    """Return ``events``, with events that differ only in their count merged into one, whose count is the sum.
 
-    ``by`` then maps this count, and the count of the same event in ``others``, to the count that is returned.
+    ``by`` maps the counts of all merged ``events``, and those of the merged ``others``, to the counts that are
+    returned; default: those of ``events``.
     """
     both: tuple[Counts, Counts] = (Counter(), Counter())
     for counts, listed in zip(both, (events, others), strict=True):
@@ -986,9 +996,10 @@ def part_of_unit(event: Any, unit: Unit) -> Any:
     """Return an event whose cost covers the smaller ``unit``: one record, from an ``event`` priced per person, or the
     sensitive attribute of one record, from an ``event`` priced per record or per person.
 
-    TypeError as :func:`of_unit` for a record. For a record under the relation "replace one" only the unit changes:
-    replacing a record of a person by another of theirs is one way to replace the person. Replacing it by another
-    person's record changes two persons and is not covered.
+    If ``unit`` is a record and the relation is "replace one", only the unit changes: replacing a record of a person by
+    another record of the same person is one way to replace the person. Replacing it by another person's record changes
+    two persons and is not covered. TypeError if ``unit`` is a record and the cost of ``event`` cannot be stated per
+    record (:func:`of_unit`).
     """
     if unit == "sensitive attribute":
         return PartOfUnit(whole=event, unit=unit, relation="replace one")

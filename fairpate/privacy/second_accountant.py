@@ -104,7 +104,8 @@ def together(*pairs: Pair) -> Pair:
 def _require_noise(stddev: float) -> None:
     if stddev > _MOST_NOISE:
         raise NotRecomputedError(
-            f"noise of standard deviation {stddev:g} is above {_MOST_NOISE:g}, the limit of the second accountant"
+            f"the second accountant cannot recompute this epsilon: noise of standard deviation {stddev:g} is above "
+            f"{_MOST_NOISE:g}, its limit"
         )
     if not stddev > _LEAST_NOISE:
         raise _NoNoiseError
@@ -149,7 +150,8 @@ def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
 
 
 def _coarse(pair: Pair) -> Pair:
-    """Return a pair of output distributions with fewer points than ``pair`` that is at least as easy to distinguish."""
+    """Return a pair of distributions with few points, for speed, that is at least as easy to distinguish as
+    ``pair``."""
     # Without far tails, across which the steps of the grid would be too wide.
     kept = np.maximum(pair.with_K, pair.without_K) > _LOG_FAR
     pair = Pair(pair.with_K[kept], pair.without_K[kept])
@@ -213,7 +215,8 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
     # NaN fails the comparison too.
     if not LEAST_DELTA <= delta < 1:
         raise NotRecomputedError(
-            f"delta {delta:g} is not between {LEAST_DELTA:g} and 1; below, rounding errors would be too large"
+            f"the second accountant cannot recompute epsilon at delta {delta:g}: delta must be between {LEAST_DELTA:g} "
+            "and 1, because rounding errors would be too large below"
         )
     for event in events:
         _require_valid(event)
@@ -253,7 +256,8 @@ def _require_valid(event: Mapping[str, Any]) -> None:
             if inner.get("kind") in ("SecretTrials", "PoissonGaussianLaplaces", "NeighbourVotes"):
                 # Pairs of several noises lack their far tails.
                 raise NotRecomputedError(
-                    f"the second accountant has no Renyi curve for {inner['kind']} inside of SecretTrials"
+                    "the second accountant cannot recompute this epsilon: it has no Renyi curve for "
+                    f"{inner['kind']} inside of SecretTrials"
                 )
             _require_valid(inner)
             # An inner event that names no unit or relation has those of the outer one.
@@ -376,7 +380,8 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
     """Return the Renyi curve of publishing the best of a secret number of trials, by Papernot and Steinke 2022 (arXiv
     2110.03620), Theorem 2.
 
-    It is implemented independently of the first accountant, and evaluates the curve of a single trial at other orders.
+    It shares no code with :mod:`fairpate.privacy.accountant`, and evaluates the curve of a single trial at other orders
+    than that accountant.
     """
     mean, eta = float(event["expected_trials"]), float(event["eta"])
     # E[K] of the law, as a function of ln gamma < 0; it falls as gamma rises.
@@ -386,7 +391,8 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
     log_gamma = float(np.interp(mean, means, log_gammas))
     if not means[0] < mean < means[-1]:
         raise NotRecomputedError(
-            f"the second accountant finds no gamma for {mean:g} expected trials at eta {eta:g} of SecretTrials"
+            "the second accountant cannot recompute this epsilon: it finds no gamma at which SecretTrials with eta "
+            f"{eta:g} have {mean:g} expected trials"
         )
     # The dearest of the settings, at the orders of the trial inside and at those outside.
     trial, outside = (

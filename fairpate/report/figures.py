@@ -185,7 +185,8 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
     """Return, for each series (method), the points that a chart joins by a line: the most accurate configuration at
     each level of epsilon.
 
-    Degenerate and undefined points are left out; a series with one level has no line.
+    Points with undefined values and degenerate ones, whose models' gaps are meaningless, are left out. A series with
+    one level has no line.
     """
     levels = epsilon_levels(points)
     lines = {}
@@ -304,14 +305,15 @@ def class_label(privacy: PrivacyClass) -> str:
 
 
 def sound(points: Sequence[Point]) -> list[Point]:
-    """Return the points whose models are not degenerate (:mod:`fairpate.report.metrics`)."""
+    """Return the points whose models are not degenerate: the gaps of a constant prediction, for example, say
+    nothing."""
     # A degenerate predictor's gap is meaningless, so it must dominate no other point.
     return [point for point in points if not point.degenerate]
 
 
 def on_frontier(points: Sequence[Point]) -> set[int]:
-    """Return the ``id`` of every point on the Pareto frontier of its panel (one data set and privacy class): those that
-    are not degenerate and that no other point dominates in the four objectives.
+    """Return the ``id()`` of every point on the Pareto frontier of its panel (one data set and privacy class): those
+    that no other point dominates in the four objectives. Degenerate points, whose gaps are meaningless, are left out.
 
     An epsilon that depends on private votes is a weaker claim, so points with a publishable epsilon are compared only
     with each other.
@@ -542,11 +544,11 @@ class PanelView:
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
         """Return the chart data of the points without undefined values: a row for each point, in the order of drawing.
 
-        Columns: ``i`` index of the point (``index_of[id(point)]``, or without it its rank), ``s`` series, ``x0`` and so
-        on its horizontal position in each chart, ``e``, ``d``, ``a`` and ``c`` its coordinates, ``l`` level of epsilon,
-        ``z`` area (``scale`` multiplies diameters), ``f`` on the frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined
-        by a line; ``a0`` and ``a1``, and likewise for ``d`` and ``c``, are the ends of the bar over seeds of a point on
-        the frontier.
+        Columns: ``i`` index of the point (from ``index_of``, which maps the ``id()`` of points to indices; without it
+        the point's rank), ``s`` series, ``x0`` and so on its horizontal position in each chart, ``e``, ``d``, ``a`` and
+        ``c`` its coordinates, ``l`` level of epsilon, ``z`` area (``scale`` multiplies diameters), ``f`` on the
+        frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a line; ``a0`` and ``a1``, and likewise for ``d`` and
+        ``c``, are the ends of the bar over seeds of a point on the frontier.
         """
         levels = epsilon_levels(self.points)
         lines = {id(point) for line in joined(self.complete).values() for point in line}
@@ -625,7 +627,8 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
     """Return the Vega-Lite specification of a chart of points in two coordinates, the pair ``PLANES[number]``, drawn
     from the data set named ``points``.
 
-    ``level``: the index of the largest level of epsilon that the chart shows.
+    ``level``: the index of the largest level of epsilon that the chart shows. ``paper``: draw for a paper, with a
+    legend, instead of for a page.
     """
     across, up = PLANES[number]
     place = {
@@ -696,7 +699,8 @@ def attained(
     view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], *, paper: bool = False
 ) -> dict[str, Any]:
     """Return the Vega-Lite specification of the chart of attainment surfaces, which shows the values of two objectives
-    that half of the seeds reach, drawn from the rows ``stairs`` (:meth:`PanelView.stairs`)."""
+    that half of the seeds reach, drawn from the rows ``stairs`` (:meth:`PanelView.stairs`); ``paper`` as in
+    :func:`plane`."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
@@ -733,8 +737,8 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
     """Return the Vega-Lite specification that draws ``layers`` from the data set named ``data``, with the parameters
     that a page may change.
 
-    ``shown``: the Vega expression that selects the rows to draw. ``values``: the values of those parameters that differ
-    from the default.
+    ``shown``: the Vega expression that selects the rows to draw. Other keyword arguments: values of parameters that
+    differ from the default.
     """
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",

@@ -343,7 +343,9 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     if values.ndim != 2 or not values.shape[1]:
         raise ValueError(f"Expected a row of at least one objective per point, got shape {values.shape}.")
     if np.isnan(values).any():
-        raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
+        raise ValueError(
+            "Expected values_NO without nan; leave out the points with undefined objectives and count them."
+        )
     # moocore 0.3.2 drops members when three objectives or more hold infinities, so they become the largest number.
     return moocore.is_nondominated(np.nan_to_num(values), keep_weakly=True)
 
@@ -414,10 +416,11 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
 
 
 def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
-    """Return the thresholds of ``rule`` that exclude a method from all of the paper's settings: the thresholds that
-    every one of its ``points`` misses, or, if no threshold is missed by all points, those that any point misses.
+    """Return the thresholds of ``rule`` that exclude a method from all of the paper's settings; empty if one of its
+    ``points`` is eligible.
 
-    Empty if a point is eligible; ``definition`` means that an objective is undefined.
+    These are the thresholds that every point misses. If no threshold is missed by every point, these are all thresholds
+    that some point misses. The entry ``definition`` means that an objective is undefined.
     """
     below = [_below_thresholds(point, rule, best_error) for point in points]
     if not all(below):

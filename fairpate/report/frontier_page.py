@@ -151,7 +151,7 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the different ``names`` as text, ``a, b and c``; of many names only the first three, and the number of
+    """Return the distinct ``names`` as text, ``a, b and c``; of many names only the first three, and the number of the
     others."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
@@ -163,8 +163,8 @@ def ranked(points: Sequence[Point]) -> list[Point]:
     """Return the points among which a reader of the page can choose by limits, the most accurate first, as `fairpate
     specify` ranks them.
 
-    Points that are degenerate, whose epsilon depends on votes, with an undefined value, or whose gap leaves out a group
-    are omitted.
+    Omitted are points with a degenerate model, with an epsilon that depends on votes, with an undefined value, or with
+    a group that was not measured.
     """
     offered = [
         point

@@ -133,7 +133,7 @@ class EvaluationWords(TypedDict):
     """The words with which all pages describe measured numbers.
 
     ``noun``: "records" or "persons", the units that numbers count. ``intervals``: the kind of confidence intervals.
-    ``covered``: whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; not to be read if
+    ``covered``: whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; meaningless if
     some records were evaluated.
     """
 
@@ -758,10 +758,10 @@ class OrderResult:
     """The results of a reject option (IDP3) for one order of the records. Its gaps are the demographic-parity gaps
     ``dp_one_vs_rest`` over the records answered so far.
 
-    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap after a number of answers,
-    ``max_gap_from``, by which every group with records has got ``rule.min_count`` answers, and enough answers to be
-    shown. ``max_gap`` and ``max_gap_from`` are undefined (NaN and None) if a group never gets that number of answers,
-    or if there is only one group; ``final_gap`` is NaN if a group has answers, but too few to be shown.
+    ``final_gap`` is the gap after the last answer; it is NaN if a group has answers, but too few to be shown.
+    ``max_gap_from`` is the number of answers after which every group with records has got at least ``rule.min_count``
+    answers, and enough answers to be shown. ``max_gap`` is the largest gap from there on. Both are undefined (None and
+    NaN) if a group never gets that number of answers, or if there is only one group.
     """
 
     accuracy: float

@@ -704,10 +704,10 @@ class AnsweredQueries(QueryOutcomes):
     statement, and more.
 
     At most ``num_teachers`` vote on a query; ``voters`` is the word for them, ``teachers`` or ``neighbours``.
-    ``mechanism`` describes how labels are released. ``epsilon_course`` is the data-independent epsilon after submitted
-    queries, at the guarantee's delta: it grows with every query, even if it is refused before the vote. ``outcomes_GO``
-    counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the released labels
-    of each group and class.
+    ``mechanism`` describes how labels are released. ``epsilon_course`` is the data-independent epsilon as the number of
+    submitted queries grows, at the guarantee's delta; a query that is refused before the vote counts too.
+    ``outcomes_GO`` counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the
+    released labels of each group and class.
     """
 
     mechanism: str
@@ -748,7 +748,7 @@ class PublicReport:
 
     @property
     def model(self) -> str:
-        """The word that sentences use for the published model: "student" if teachers answered queries."""
+        """The word that sentences use for the published model: "student" if teachers answered queries, else "model"."""
         return "student" if self.voting else "model"
 
 

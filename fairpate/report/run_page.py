@@ -104,7 +104,7 @@ def histogram(
     """Return an SVG drawing of a stacked histogram.
 
     ``edges``: the ends of the bins. ``stacks`` maps the colour of each part of the bars (a variable of the style sheet)
-    to its counts in the bins.
+    to its counts in the bins. ``ticks``: the values that are marked on the x axis.
     """
     rows = [
         {"stack": name, "order": order, "left": left, "right": right, "number": number}
@@ -506,8 +506,8 @@ class IntendedUse:
 
 @dataclass(frozen=True, kw_only=True)
 class CardRefusals:
-    """The results of a model that may refuse to answer: lowest and highest values over ``num_orders`` orders of the
-    test records, and the evaluation of the same model without refusals (``unrefused``)."""
+    """The results of a model that may refuse to answer: lowest and highest accuracy and coverage over ``num_orders``
+    orders of the test records, and the evaluation of the same model without refusals (``unrefused``)."""
 
     num_orders: int
     accuracy: tuple[float | None, float | None]

@@ -84,13 +84,12 @@ class AuditError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Shadows:
-    """An attack on simulated ("shadow") releases of one kind, such as noisy tables; ``attack`` describes the attack in
-    words.
+    """An attack on simulated ("shadow") releases of one kind, such as noisy tables; ``attack`` describes it in words.
 
-    ``play(coins)`` draws one shadow release that includes those canaries (records that the attacker looks for) whose
-    coins (M,) are true, and returns the attack's score (M,) of every canary. ``events``: the accountant's privacy
-    events of one release. ``is_gaussian``: the scores are normally distributed, or sums of many terms. ``is_pure``: the
-    noise of the releases is Laplace.
+    A canary is a record that the attacker looks for; a fair coin decides whether a release includes it. ``play(coins)``
+    draws one shadow release with those canaries whose coins (M,) are true, and returns the attack's score (M,) for
+    every canary. ``events``: the accountant's privacy events of one release. ``is_gaussian``: the scores are normally
+    distributed, or sums of many terms. ``is_pure``: the noise of the releases is Laplace.
     """
 
     attack: str
@@ -108,9 +107,10 @@ def audit_run(
     epsilon with the run's claim. Write ``audit.json`` and ``audit.html``, and return the audit and the path of its
     page.
 
-    Both files are written to ``public/``. With ``on_private``, which adds the canaries to the private records instead
-    of made-up ones, they are written to ``private/``. AuditError for a run without a guarantee, for a method without a
-    known attack, and for too few canaries to detect that half the noise is missing.
+    The attack looks for canaries, records that are added to made-up records or, with ``on_private``, to the run's
+    private records. Both files are written to ``public/``, with ``on_private`` to ``private/``. Raises AuditError for a
+    run without a guarantee, for a method without a known attack, and for too few canaries to detect that half the noise
+    is missing.
     """
     run, config = finished_run(root)
     statement = context.read_statement(run) if run.statement.is_file() else None
@@ -130,8 +130,8 @@ def audit_run(
         drawn = [event_json(event) for event in shadows.events]
         if not alike(expected, drawn, _EVENTS_ALIKE):
             raise AuditError(
-                f"statement.json: states {expected}, but the run's settings now give {drawn}; audit the run with the "
-                "version of FairPATE that made it (see environment.json)."
+                f"statement.json: states the privacy events {expected}, but the run's settings now give {drawn}; audit "
+                "the run with the version of FairPATE that made it (see environment.json)."
             )
         audited.append(_attacked(shadows, control, statement, part, num_canaries, reporter, centred=on_private))
     found = Audit(
@@ -162,12 +162,13 @@ def _attacked(
     *,
     centred: bool,
 ) -> AuditedRelease:
-    """Plan how many coins the attack guesses, draw the shadow releases of the audit (``shadows``) and of its control,
-    which has half the noise (``control``), and return how many guesses are right in each.
+    """Attack shadow releases with the run's noise (``shadows``) and, as a control, releases with half of it
+    (``control``); return how many guesses are right in each.
 
-    ``statement``: the run's privacy claim. ``part``: the records that the releases read, "private" or "test".
-    ``centred``: subtract from each canary's score its mean over releases. AuditError if ``num_canaries`` are too few to
-    detect half the noise.
+    The attack guesses for canaries (records that it looks for) whether a release includes them; how many it guesses is
+    planned beforehand. ``statement``: the run's privacy claim. ``part``: the records that the releases read, "private"
+    or "test". ``centred``: subtract from each canary's score its mean over releases. AuditError if ``num_canaries`` are
+    too few to detect that half the noise is missing.
     """
     assert statement.epsilon is not None
     delta, epsilon, num_releases = statement.delta, statement.epsilon, -(-num_canaries // shadows.num_canaries)
@@ -236,8 +237,8 @@ def _attacked(
 
 
 def _noises(event: Any) -> dict[str, float]:
-    """Return the noise scales of a privacy event by the name of their field; for Laplace noise the scale is
-    1/epsilon."""
+    """Return the noise scales of a privacy event by the names of its fields. For Laplace noise the only scale is
+    1/epsilon, under the name ``epsilon``."""
     if isinstance(event, LaplaceReleases):
         return {"epsilon": 1 / event.epsilon}
     return {
@@ -267,7 +268,8 @@ def shadows_of(
     if on_private:
         require_data_by_name(run)
         loaded = load_for(run, config.data)
-    events = [event_from(event) for event in (statement.events if part == "private" else statement.part_events[part])]
+    stated = statement.events if part == "private" else statement.part_events[part]
+    events: list[Any] = [event_from(event) for event in stated]
     weaker: list[Any] = []  # the same events with a share of their noise
     for event in events:
         if isinstance(event, LaplaceReleases):
@@ -299,8 +301,8 @@ def shadows_of(
 
 
 def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
-    """Return the features of ``count`` made-up records: random, with a fixed seed, and of the shape and kind that
-    ``facts`` gives for the run's records."""
+    """Return random features, drawn with a fixed seed, for ``count`` made-up records. They have the shape and kind that
+    ``facts`` states for the run's own records."""
     generator, shape = np.random.default_rng(0), (count, *facts.record_shape)
     if facts.kind == "image":
         return torch.from_numpy(generator.integers(256, size=shape).astype(np.uint8))
@@ -308,8 +310,8 @@ def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
 
 
 def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "record", copies: int = 1) -> Split:
-    """Return made-up records with features ``x``, labels ``y`` and groups ``z``. If ``unit`` is "person", each of them
-    becomes a person with ``copies`` equal records."""
+    """Return made-up records with features ``x``, labels ``y`` and groups ``z``, whose ids begin with ``name``. If
+    ``unit`` is "person", each of them becomes a person with ``copies`` equal records."""
     names = [f"{name}-{number}" for number in range(len(x)) for _ in range(copies)]
     index = np.repeat(np.arange(len(x)), copies)
     return Split(
@@ -331,7 +333,8 @@ class ShadowData:
     """The data from which shadow releases are drawn: ``dataset`` with the public records, and two kinds of private
     records.
 
-    ``others`` are included in every release. ``canaries`` holds all canaries, each as ``copies`` consecutive records.
+    ``others`` are included in every release. ``canaries`` are the records that the attacker looks for: a coin decides
+    whether a release includes a canary. Each canary has ``copies`` consecutive rows.
     """
 
     dataset: Dataset
@@ -340,8 +343,8 @@ class ShadowData:
     copies: int
 
     def with_canaries(self, included_M: Coins) -> Dataset:
-        """Return the data set whose private records are all ordinary ones (``others``) and those canaries whose coins
-        in ``included_M`` are true."""
+        """Return the data set of one shadow release: its private records are ``others`` and those canaries (records
+        that the attacker looks for) whose entries in ``included_M`` are true."""
         rows = np.flatnonzero(np.repeat(included_M, self.copies))
         return replace(self.dataset, private=_joined(self.others, self.canaries.take(rows.tolist())))
 
@@ -355,9 +358,12 @@ def _setting(
     loaded: Dataset | None,
     is_embedded: bool,
 ) -> ShadowData:
-    """Return the data from which shadow releases are drawn: public records with features ``public_x``, the ``canaries``
-    (their features, labels and groups), and other private records. These are the run's own records in ``loaded`` or, if
-    it is None, ``num_others`` made-up ones."""
+    """Return the data from which shadow releases are drawn: public records with features ``public_x``, canaries, and
+    other private records.
+
+    ``canaries`` gives the features, labels and groups of the records that the attacker looks for. The other private
+    records are those of the run in ``loaded`` or, if ``loaded`` is None, ``num_others`` made-up ones.
+    """
     # At the origin: of all records these hide a canary least, and epsilon holds for any.
     others_x = torch.zeros(num_others, *public_x.shape[1:], dtype=public_x.dtype)
     sizes = len(facts.label_names), len(facts.group_names)
@@ -390,8 +396,8 @@ def _setting(
 
 
 def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = None) -> Training:
-    """Return the context in which a method draws a shadow release, which is neither charged to the odometer nor
-    stored."""
+    """Return the context in which a method draws a release for the audit alone: nothing is stored, and no privacy cost
+    is charged."""
     return Training(
         dataset=dataset,
         model=model or torch.nn.Identity(),
@@ -417,8 +423,9 @@ def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
 
 
 def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
-    """Return an attack on the noisy tables of the method record_votes, with one canary for each cell of a table: a
-    prototype (a centre of public records), a label, and the group if the method reads groups."""
+    """Return an attack on the noisy tables of the method record_votes. Each cell of a table has one canary, a record
+    that the attacker looks for in this cell. A cell belongs to a prototype (a centre of public records), a label and,
+    if the method reads groups, a group."""
     kept = read_release(run.released)[0].arrays
     num_classes, num_rows = len(facts.label_names), len(facts.label_names)
     if config.reads_groups:
@@ -458,7 +465,8 @@ def _sums(
     run: RunDirectory, facts: DataRecord, config: SumMethod, events: Sequence[Event], loaded: Dataset | None
 ) -> Shadows:
     """Return an attack on noisy sums of feature vectors, of their products and of residuals. For each coordinate of the
-    feature vectors there is one canary, whose features lie along this coordinate."""
+    feature vectors there is one canary (a record that the attacker looks for), whose features lie along this
+    coordinate."""
     if isinstance(config, ResidualVotes):
         # The run's released sums chose the curvature; those of a shadow release might choose the other.
         kind = "private" if any(isinstance(event, mechanism_events.MomentSums) for event in events) else "public"
@@ -496,8 +504,8 @@ def _sums(
 
 
 def _sums_and_gains(config: SumMethod, released: Released, canaries: Dataset) -> list[tuple[Numbers, Numbers, float]]:
-    """Return three things for each sum in ``released``: its released values, what all canaries together add to it if
-    the earlier sums are as released, and the standard deviation of its noise."""
+    """Return for each noisy sum in ``released`` three things: its released values, what all ``canaries`` together add
+    to it, and the standard deviation of its noise. A later sum is computed from the released values of earlier ones."""
     arrays, parts = released.arrays, list[tuple[Numbers, Numbers, float]]()
     if isinstance(config, AdaSsp):
         sums, moments, _ = (event.noise_stddev_votes for event in config.events())
@@ -530,8 +538,9 @@ def _sums_and_gains(config: SumMethod, released: Released, canaries: Dataset) ->
 
 
 def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
-    """Return an attack on published models of the DP-SGD family: each canary has a feature of its own, which is 0 in
-    every other record, so that the model's weight of this feature depends on the canary alone."""
+    """Return an attack on published models of the DP-SGD family. Each canary (a record that the attacker looks for) has
+    a feature of its own, which is 0 in every other record, so that the model's weight of this feature depends on the
+    canary alone."""
     rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
@@ -586,9 +595,11 @@ def _votes(
     noise_share: float,
     on_private: bool,
 ) -> Shadows:
-    """Return an attack on the answers to queries of teachers. A canary changes its teacher's vote in every query from
-    one of two classes to the other; which of the two it changes to is random for each query, and known to the
-    attacker."""
+    """Return an attack on the noisy answers that teachers give to a run's queries.
+
+    A canary is a record of one teacher. In every query it changes this teacher's vote from one of two classes to the
+    other. The direction of the change is random for each query, and known to the attacker.
+    """
     mechanism, target = config.mechanism, config.target
     if target.epsilon is not None:
         asked = config.aggregator.num_queries or stated.count
@@ -644,8 +655,9 @@ def _votes(
 
 
 def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
-    """Return an attack on the noisy counts of DP-postprocessing by group, label and prediction. For every label and
-    prediction there are canaries, and a fair coin for each canary decides to which of two groups it belongs."""
+    """Return an attack on the noisy counts by group, label and prediction that the method dp_postprocessing releases.
+    For every label and prediction there are canaries (records that the attacker looks for); a fair coin for each canary
+    decides to which of two groups it belongs."""
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     epsilon, pairs = config.target.epsilon, num_groups // 2
     pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
@@ -685,8 +697,8 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
 def _metrics(
     run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
 ) -> Shadows:
-    """Return an attack on the noisy table of test records from which private metrics are computed, with a canary for
-    every combination of group, true label and prediction that the model makes."""
+    """Return an attack on the noisy table of test records from which private metrics are computed. Every combination of
+    group, true label and prediction that the model makes has a canary, a record that the attacker looks for."""
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     tried_x = _varied(facts, _MOST_EACH, scale=_LOUD)

@@ -145,9 +145,9 @@ def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, 
 
 
 def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict[str, Any]]:
-    """Return the privacy events that the statement lists for private records, or with ``part`` ("test" or "validation")
-    for these records, as JSON values. Each has a kind, a unit and a relation. Events of a kind that another package
-    defines are returned unchanged."""
+    """Return privacy events of the statement as JSON values, each with a kind, a unit and a relation: those on private
+    records or, with ``part``, those on "test" or "validation" records. An event of a kind that only another package
+    defines keeps its stated values."""
     found = []
     for values in statement.events if part is None else statement.part_events[part]:
         try:
@@ -292,7 +292,8 @@ class _Check:
     recomputed: float | None = None
     head: dict[str, Any] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
-    # The same as ``statement``, for the checks that run only after the statement was read: never None.
+    # The privacy statement: the same as ``statement``, but never None. Only checks that run after the statement was
+    # read use it.
     said: PrivacyStatement = field(init=False)
 
     def run(self, check: Callable[[], str | None]) -> None:
@@ -387,8 +388,8 @@ class _Check:
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
     def queries(self) -> str | None:
-        """Check that the run charged at least as many queries as it submitted, and that it did not release more labels
-        than it answered queries."""
+        """Check the statement's counts of queries: its privacy events cover all submitted queries, no more queries
+        ended than were submitted, and no more labels were released than queries were answered."""
         statement, queries = self.said, self.said.queries
         if statement.earlier_releases:
             for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
@@ -428,8 +429,8 @@ class _Check:
         return f"the student {digest[:12]} is that of card and head"
 
     def release(self) -> str | None:
-        """Check that the privacy statement lists all privacy events of the released arrays from which the student
-        learned."""
+        """Check that the privacy statement lists all privacy events of the released arrays in the bundle, from which
+        the student (the published model) learned."""
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
@@ -467,7 +468,7 @@ class _Check:
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
 
     def choice(self) -> str | None:
-        """Check that the run's settings are the ones that a private choice among several selected, and that the
+        """Check that the run's settings are those that a private choice among several settings selected, and that the
         statement includes the cost of this choice."""
         made, is_stated = self.bundle.choice, "validation" in self.said.part_events
         self.require(made.is_file() == is_stated, "choice.safetensors: the statement and this file go together")
@@ -558,7 +559,9 @@ def _json(bundle: RunDirectory, name: str) -> Any:
     # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
     if path.stat().st_size > _MOST_TEXT:
-        raise ValueError(f"{name} is larger than {_MOST_TEXT} bytes, the limit in a bundle; ask for a smaller one")
+        raise ValueError(
+            f"{name} is larger than {_MOST_TEXT} bytes, the limit for a JSON file; ask for a bundle where it is smaller"
+        )
     return json.loads(path.read_bytes()) if name == EVENTS else read_json(path)
 
 
@@ -614,11 +617,12 @@ class DossierError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a dossier: its name or section in the form (``place``) and its ``value``.
+    """One line of a dossier, a form about a published run: ``place`` is its name or section in the form.
 
-    The value is computed only from the fields of public files that ``read_from`` lists, each written
-    ``FILE:NAME.NAME``. It is None if no file has these fields, or if only the operator knows the value. The ``note`` of
-    an open line says which file would fill it.
+    ``kind`` says who answers the line: ``filled``, its ``value`` was computed from public files; ``operator``, only the
+    operator knows the answer; ``open``, the file that would fill it is missing, or nothing published answers it. The
+    value is computed only from the fields that ``read_from`` lists, each written ``FILE:NAME.NAME``; it is None for the
+    other two kinds. The ``note`` may say where an answer comes from.
     """
 
     place: str
@@ -641,8 +645,8 @@ def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
 
 
 def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
-    """Return the lines of a form about a run, filled in from ``values``, the contents of the run's public files by
-    name."""
+    """Return the lines of a dossier, a form about a published run. ``form`` is its name, such as ``nist``; ``values``
+    are the contents of the run's public JSON files by file name, from which the lines are filled in."""
     forms = read_yaml(Path(__file__).with_name("dossier.yaml"))
     lines = []
     for each in forms[form]:
@@ -668,16 +672,16 @@ def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
 
 
 def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the kinds of those privacy events in ``events`` whose noise is floating-point numbers instead of
-    integers."""
+    """Return the kinds of those privacy events in ``events`` whose noise is floating-point numbers instead of integers;
+    a dossier names such noise as a hazard."""
     kinds = {"PoissonGaussians", "PoissonGaussianLaplaces", "AttributeGaussians", "SecretBatchAttributeGaussians"}
     flat = [each for event in events for of in event.get("trials", [[event]]) for each in of]
     return sorted({event["kind"] for event in flat} & kinds)
 
 
 def _other_content(epsilon: float, delta: float, relation: str) -> float:
-    """Return the smallest possible share of wrong guesses of an attacker who guesses which of two equally likely
-    contents one privacy unit has, under the guarantee (``epsilon``, ``delta``) for ``relation``."""
+    """Return the least error rate that an attacker can reach who guesses which of two equally likely contents one
+    privacy unit has. The guarantee is ``epsilon`` and ``delta`` for ``relation``."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     return least_wrong(epsilon, delta)
@@ -701,7 +705,7 @@ def make_dossier(
     root: Path, form: Form, *, signer: tuple[str, Callable[[bytes], bytes]] | None = None, out: Path | None = None
 ) -> tuple[dict[str, Path], dict[Kind, int]]:
     """Write the dossier, a form about the published run in ``root``, as JSON and as text. Return the paths of both
-    files, and the number of lines of each kind (filled, operator, open).
+    files, and the number of lines by kind (``filled``; left to the ``operator``; ``open``, as no file has the answer).
 
     ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``. The text is written next to it. ``signer``: the
     operator's public key as text, and a function that maps the content of the dossier to its Ed25519 signature. Errors
@@ -761,7 +765,8 @@ def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dic
     plain = read_json(path)
     if plain.get("format") != DOSSIER_FORMAT:
         raise DossierError(
-            f"{path}: not a dossier ({DOSSIER_FORMAT}); give the JSON file that `fairpate dossier` wrote."
+            f"{path}: not a dossier (expected format {DOSSIER_FORMAT}); give the JSON file that `fairpate dossier` "
+            "wrote."
         )
     signature = plain.pop("signature", None)
     if not isinstance(signature, Mapping):

@@ -63,21 +63,21 @@ Shares = Mapping[str, float] | None
 def select_settings(
     configs: Sequence[Method], *, epsilon: float, out: Path, reporter: Reporter, group_shares: Shares = None
 ) -> RunDirectory:
-    """Choose one of several settings whose models learn from one release, by private validation records, and run it in
-    ``out / "model"``; a repeated call resumes.
+    """Choose one of several settings by how well their models predict private validation records, and run the chosen
+    ones in ``out / "model"``. A repeated call resumes.
 
-    ``configs`` are the settings. The release and the result of the choice are stored in ``out / "release"``, so that a
-    repeated command draws neither again. ``epsilon``: the privacy cost of the choice. ``group_shares``: a public
-    population share for each group's name, so that the score of a model weights all groups equally; None weights all
-    records equally. ConfigError for settings that do not share a release, and for a data set without separate
-    validation records; other errors as in :func:`fairpate.run.run.run_method`.
+    ``configs`` are the settings; all their models learn from one release. The release and the result of the choice are
+    stored in ``out / "release"``, so that a repeated command draws neither again. ``epsilon``: the privacy cost of the
+    choice. ``group_shares``: a public population share for each group's name, so that the score of a model weights all
+    groups equally; None weights all records equally. ConfigError for settings that do not share a release, and for a
+    data set without separate validation records; other errors as in :func:`fairpate.run.run.run_method`.
     """
     candidates = _candidates(
         configs,
         ReleasingMethod,
         "that learn from a release of arrays",
         of_all=lambda config: config.release_settings,
-        why="read by the release, and a choice is among models of one release; give these fields one value",
+        why="the release reads them, and all models learn from one release",
     )
     first = candidates[0]
 
@@ -113,8 +113,8 @@ def select_settings(
         model = RunDirectory(root=out / "model")
         if model.choice.exists() and not RunDirectory(root=out / "release").choice.exists():
             raise RunDirectoryError(
-                f"{out / 'release'}: the file of the choice that {model.root} states is missing; copy "
-                f"public/{model.choice.name} from there to the folder public of the release."
+                f"{out / 'release'}: public/{model.choice.name}, the file that states which settings were chosen, is "
+                f"missing; copy it from {model.root}."
             )
         made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label, events=(event,))
     chosen = candidates[int(made.arrays["chosen"][0])]
@@ -129,12 +129,12 @@ def select_settings(
 def _candidates(
     configs: Sequence[Method], kind: type[AnyMethod], words: str, *, of_all: Callable[[AnyMethod], Any], why: str
 ) -> list[AnyMethod]:
-    """Check the settings to choose from, ``configs``, and return them with the checksums of their files of initial
+    """Check ``configs``, the settings to choose from, and return them with the checksums of their files of initial
     weights.
 
-    ConfigError for fewer than two settings, for a method that is not of the class ``kind`` (``words`` describes the
-    class in the message), for settings of which ``of_all(config)`` differs (``why`` is the reason in the message), and
-    for a data set without separate validation records.
+    ConfigError for fewer than two settings, and for a data set without separate validation records. ConfigError also
+    for a method that is not of the class ``kind``, which ``words`` describes in the message, and for settings that
+    differ in ``of_all(config)``, for the reason ``why``.
     """
     # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
     found = [with_pinned_weights(config) for config in configs if isinstance(config, kind)]
@@ -148,7 +148,10 @@ def _candidates(
     first = found[0]
     for config in found[1:]:
         if changes := changed_fields(of_all(first), of_all(config)):
-            raise ConfigError(f"methods: settings differ in {'; '.join(changes.values())}; {why}.")
+            raise ConfigError(
+                f"methods: settings differ in {'; '.join(changes.values())}; give these fields one value, because "
+                f"{why}."
+            )
     if first.data.split is None or not first.data.split.validation_share:
         raise ConfigError(
             "data.split: a choice of settings needs validation records that nothing else reads; set "
@@ -178,7 +181,8 @@ def group_weights(dataset: Dataset, shares: Shares) -> IntArray:
 
 def score_of(student: Student, validation: Split, weights_G: IntArray, source: NoiseSource) -> int:
     """Return the score of ``student`` in a choice among models: the summed weights of the validation records that it
-    predicts correctly. The records of one person share the weight of one record."""
+    predicts correctly. The records of one person share the weight of one record. ``source`` gives the random bits for
+    students that draw labels at random."""
     labels_N, _ = lone_predictions(student, validation, source)
     right_N = labels_N == validation.y.numpy()
     # Rounded down record by record: those of a person never add up to more than one weight.
@@ -186,9 +190,9 @@ def score_of(student: Student, validation: Split, weights_G: IntArray, source: N
 
 
 def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSource) -> Released:
-    """Draw the index of one of several models by the exponential mechanism, from their scores ``scores_M``, at the
-    privacy cost of ``event``. The draw has exactly the mechanism's probabilities: no floating-point number is
-    involved."""
+    """Choose one of several models by the exponential mechanism, and return its index as a release. ``scores_M`` are
+    the models' scores; ``event`` is the privacy event of the choice, and fixes its epsilon. The draw has exactly the
+    mechanism's probabilities: no floating-point number is involved."""
     # The textbook mechanism halves the exponent, which scores that change in one direction do not need.
     sensitivity = Fraction(WEIGHT, 2) if event.relation == "add or remove one" else Fraction(WEIGHT)
     # Exact fractions: probabilities in floating point would leak through their rounding (Ilvento 2020).
@@ -198,8 +202,8 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
 
 
 class TrialsError(UserError):
-    """Raised if every trial failed, that is, every training in a choice among settings, so that there is no model; the
-    privacy cost was charged nevertheless."""
+    """Raised if every trial, a training in a choice among settings, failed, so that there is no model; the privacy cost
+    was charged nevertheless."""
 
 
 # Errors that noise may cause in a trial: the trial then counts as the worst, as an error message would reveal it.
@@ -222,11 +226,13 @@ def unheard() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """The plan of a choice among trainings (trials), of which a secret number is run: the ``epsilon`` of one training,
-    all ``trainings`` as one privacy event, and the noisy scores of all trained models, ``scores``, as another.
+    """The plan of a choice among trainings (trials): a secret random number of them is run, and the model with the best
+    noisy score is published.
 
-    Each of the two events has the ``cost`` that the user asked for; their costs do not add up, because the events read
-    disjoint records. Each score has noise of standard deviation ``noise_stddev_records``, in records.
+    ``epsilon`` is that of one training. ``trainings`` is the privacy event of all trainings together, and ``scores``
+    that of all noisy scores. Each of the two has the ``cost`` that the user asked for; the costs do not add up, because
+    trainings and scores read disjoint records. Each score has noise of standard deviation ``noise_stddev_records``, in
+    records.
     """
 
     epsilon: float
@@ -244,11 +250,12 @@ class Trials:
         self, logs: Sequence[ReleaseLog], data: str, reporter: Reporter, *, is_own: bool, also_tests: bool = False
     ) -> None:
         """Announce the privacy cost of the planned trials on the data set ``data``, then charge all trainings and all
-        scores to the odometer.
+        scores to the odometer (the database of privacy costs).
 
         ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics on test records will
-        follow, at the same cost, so their limit is checked too. ``is_own``: the data set is the user's own.
-        LimitReachedError, with nothing charged, if a limit of the odometer would be exceeded.
+        follow, at the same cost, so their limit is checked too. ``is_own``: the records are the user's own, so a high
+        cost needs the user's confirmation. LimitReachedError, with nothing charged, if a limit of the odometer would be
+        exceeded.
         """
         counted = list(zip(logs, (self.trainings, self.scores), strict=True))
         # All limits before the first charge: a refusal later would leave charges without a model.
@@ -264,8 +271,8 @@ class Trials:
 def plan_trials(
     candidates: Sequence[tuple[Any, Dataset]], *, epsilon: float, delta: float, expected_trials: float
 ) -> Trials:
-    """Return a plan of secretly many trainings (trials) that together cost at most ``epsilon`` at ``delta``, and at
-    least 99.5 % of it.
+    """Return a plan for a secret random number of trainings (trials), ``expected_trials`` on average. Together they
+    cost at most ``epsilon`` at ``delta``, and at least 99.5 % of it.
 
     ``candidates``: the settings that trials draw from, each with its data set. ConfigError for a method whose privacy
     events are not known before training, for events without Renyi curves, and if all trials exceed ``epsilon`` even
@@ -280,9 +287,9 @@ def plan_trials(
             events = config.model_copy(update={"target": target}).planned_events(dataset)
             if events is None:
                 raise ConfigError(
-                    f"method: {config.method} does not know all its events before it trains, but trials are charged "
-                    "beforehand; choose dp_sgd, fair_dp_sgd, weighted_votes, record_votes, ada_ssp, or residual_votes "
-                    "with a curvature."
+                    f"method: the privacy cost of {config.method} is not known before it trains, but trials are "
+                    "charged beforehand; choose dp_sgd, fair_dp_sgd, weighted_votes, record_votes, ada_ssp, or "
+                    "residual_votes with a curvature."
                 )
             found.append(events)
         # Settings with the same events are one kind of trial, so that the joint cost is computed for few.
@@ -293,7 +300,7 @@ def plan_trials(
             spent = accountant.epsilon([trainings], target_delta=delta).epsilon
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"methods: the joint privacy cost of their trials cannot be computed ({error}); choose other methods."
+                f"methods: the joint privacy cost of all trials cannot be computed ({error}); choose other methods."
             ) from error
         if 0.995 * epsilon <= spent <= epsilon:
             break
@@ -321,9 +328,9 @@ def plan_trials(
 
 @dataclass(frozen=True, kw_only=True)
 class _TrialsFolder(RunDirectory):
-    """The paths of a choice among trainings (trials), for their release log. The receipt, the record of what was
-    charged, is in ``workplace``, because ``root``, the folder of the published run, is created only after the last
-    trial."""
+    """The file paths of a choice among trainings (trials), which is charged under a receipt of its own. The receipt,
+    the record of what was charged, is in ``workplace``, because ``root``, the folder of the published run, is created
+    only after the last trial."""
 
     receipt = PathIn("workplace", "release.json")
 
@@ -348,14 +355,14 @@ def select_by_trials(
     group_shares: Shares = None,
     load: Callable[[Any], Dataset] = load_data,
 ) -> RunDirectory:
-    """Train settings drawn at random a secret number of times (trials), and publish the model with the best noisy score
-    in ``out / "model"``; a repeated call resumes.
+    """Run a secret random number of trainings (trials), each with settings drawn at random, and publish the model with
+    the best noisy score in ``out / "model"``. A repeated call resumes.
 
     ``configs``: the settings that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the privacy
-    cost of all trainings together, and also the cost of all scores, at the settings' ``target.delta``. ``group_shares``
-    as in :func:`select_settings`. ``load`` reads a data set. ConfigError for settings whose privacy events are not
-    known before training or that read different records, TrialsError if every trial failed; other errors as in
-    :func:`fairpate.run.run.run_method`.
+    cost of all trainings together, and also the cost of all scores, at the settings' ``target.delta``.
+    ``expected_trials``: the mean number of trials. ``group_shares`` as in :func:`select_settings`. ``load`` reads a
+    data set. ConfigError for settings whose privacy events are not known before training or that read different
+    records, TrialsError if every trial failed; other errors as in :func:`fairpate.run.run.run_method`.
     """
     run = RunDirectory(root=out / "model")
     candidates = _candidates(
@@ -368,7 +375,7 @@ def select_by_trials(
             "noise": config.noise,
             "evaluation": config.evaluation.model_dump(mode="json"),
         },
-        why="all trials are charged together; give these fields one value",
+        why="all trials are charged together",
     )
     if candidates[0].noise != OS_ENTROPY:
         raise ConfigError(
@@ -499,7 +506,7 @@ def _best_trial(
     if outcomes[best]["score"] is None:
         raise TrialsError(
             "select: every trial failed, so there is no model, and the privacy cost was charged; try the settings on "
-            "made-up records, correct them, and select again."
+            "made-up records until they work, and select again."
         )
     return best, outcomes[best]
 

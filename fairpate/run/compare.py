@@ -213,8 +213,9 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
-    """Return whether a node of the Ray cluster is large enough for a cell of ``sweep``. PoolError if there is no such
-    node ``ray.wait_for_nodes_s`` seconds after ``since``, a time of ``time.monotonic``."""
+    """Return whether a node of the Ray cluster is large enough for a cell of ``sweep`` (a method with its settings, a
+    data set and a seed). PoolError if there is no such node ``ray.wait_for_nodes_s`` seconds after ``since``, a time of
+    ``time.monotonic``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
@@ -346,8 +347,8 @@ def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
 
 
 def count_cell(release: Release) -> None:
-    """Charge the release that a cell made to the odometer of this machine, because the worker that ran the cell has an
-    odometer of its own.
+    """Charge ``release``, the release of one cell, to this machine's odometer (the database of privacy costs). The
+    worker that ran the cell has an odometer of its own.
 
     LimitReachedError if the release exceeds a limit that the worker did not know; it is charged nevertheless.
     """
@@ -395,13 +396,13 @@ def run_cells(
     *,
     compute: Compute,
 ) -> None:
-    """Run the ``missing`` cells as tasks on Ray, which has been started; each result is written and charged as soon as
-    it arrives.
+    """Run the ``missing`` cells (each a method with its settings, a data set and a seed) as tasks on Ray, which has
+    been started. Each result is written and charged as soon as it arrives.
 
-    A cell fails without being run if the file that it shares could not be made: ``faults`` maps the paths of such files
-    to error messages. The tables of all ``cells`` are written from time to time, so that few results have to be read
-    from the files of single cells after this process was killed. Cells are submitted before there is room for them, so
-    that an autoscaler sees the demand. ``compute`` trains and measures one cell. PoolError as in :func:`compare`.
+    ``faults`` maps the path of each shared file that could not be made to an error message; the cells that need this
+    file fail without being run. The tables of all ``cells`` are written from time to time, so that few results have to
+    be read from the files of single cells if this process is killed. Cells are submitted before there is room for them,
+    so that an autoscaler sees the demand. ``compute`` trains and measures one cell. PoolError as in :func:`compare`.
     """
     import ray
 
@@ -633,8 +634,8 @@ def _range_words(name: str, found: Sequence[float] | None) -> str:
 def write_figures(
     results: Path, *, style: FigureStyle, notion: NotionName = DEFAULT, out: Path | None = None
 ) -> tuple[Path, ...]:
-    """Draw the frontier figures of every data set and privacy class in ``results``, and return their paths; nothing is
-    run.
+    """Draw the frontier figures from the table ``results``, one set for each data set and privacy class (unit, relation
+    and delta), and return their paths; nothing is run.
 
     ``results`` is a results.parquet, or the folder of a comparison. No figure shows what depends on private votes;
     figures from a table that must not be published leave out results without a privacy guarantee too. ``out``: the

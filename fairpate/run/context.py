@@ -42,8 +42,8 @@ class RunDirectory:
     """The paths of the files of one run; ``fairpate.run_method`` and ``fairpate.open_run_directory`` return it."""
 
     root: Path
-    # Whether a release that is drawn again, because its file was deleted, also lists the privacy events of the first
-    # draw.
+    # Whether a release that is drawn again, because its file was deleted, also lists the privacy events of the earlier
+    # draws.
     states_all_draws: ClassVar[bool] = False
 
     public = PathIn("root", "public", "Files that may be published.")
@@ -228,7 +228,7 @@ def require_data_by_name(run: RunDirectory) -> None:
 
 def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
     """Raise RunDirectoryError if ``student``, the description in the run's model file, does not fit the data set that
-    ``record`` describes, so that the model was trained on other data."""
+    ``record`` describes: the model was then trained on other data."""
     # A model of other data with equal names and shape is not detected: its file holds no digest of records.
     words = ("label_names", "group_names", "sensitive_attribute")
     differing = [name for name in words if getattr(record, name) != getattr(student, name)]

@@ -182,8 +182,8 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
 
 
 def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
-    """Return the data set of a run that ``data`` names, read by ``load``; its records are embedded if ``run`` stores an
-    embedding.
+    """Read with ``load`` the data set that ``data`` names, and return it. If ``run`` stores an embedding, the records
+    are embedded by it.
 
     RunDirectoryError if the stored embedding is damaged, or missing although the student was trained on embedded
     records.

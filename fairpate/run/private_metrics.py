@@ -72,7 +72,8 @@ _DRAWS = 1000
 
 
 def check_metrics(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if the method or the data set does not allow metrics of the kind ``evaluation.metrics``."""
+    """Raise ConfigError if the method or the data set does not allow the metrics that ``evaluation.metrics`` asks for:
+    public ones, or private ones with noise."""
     if config.evaluation.metrics == "public" and dataset.parts and not dataset.parts.startswith(OWN_FILES):
         raise ConfigError(
             "evaluation.metrics: got public, but with data.split=hashed the test records are private records; set "
@@ -110,8 +111,8 @@ class Assessment:
     state.
 
     ``measured_N`` marks the test records over which the headline's accuracy is measured. ``reject_option``: how much
-    the results of a student with the reject option IDP3 vary over orders of the test records; None for any other
-    student.
+    the results of a student with the reject option IDP3 vary with the order of the test records, on which its refusals
+    depend; None for any other student.
     """
 
     evaluations: dict[str, Evaluation]
@@ -211,8 +212,9 @@ def table_event(cost: Price) -> PredictionTables:
 
 
 def stated_tables(run: RunDirectory, next_event: Callable[[], Event]) -> tuple[Event, ...]:
-    """Return the privacy events of all noisy tables of predictions that the run drew for private metrics, for its
-    statement. The last event is that of the stored table, or ``next_event()`` if the table is still to be drawn."""
+    """Return the privacy events of all noisy tables of predictions that the run drew for private metrics; the run's
+    privacy statement lists them. The last event is that of the stored table, or ``next_event()`` if the table is still
+    to be drawn."""
     if run.metrics_table.exists():
         return read_release(run.metrics_table)[0].events
     # Tables whose files were deleted may have been seen.
@@ -232,11 +234,12 @@ def draw_table(
     noisy_sum: NoisySum | None = None,
     about: bytes = b"",
 ) -> Released:
-    """Predict the test records one by one, and return the noisy table of their weights (B, G, Y, C) by bin of the
-    score, group, true label and prediction. ``edges`` divide scores into B = len(edges) + 1 bins.
+    """Predict the test records one by one, and return a noisy table (B, G, Y, C) of how many have each combination of
+    score bin, group, true label and prediction. ``edges`` divide scores into B = len(edges) + 1 bins.
 
-    ``event`` gives the noise and the weight of a privacy unit. ``noisy_sum`` adds up the tables of several sites;
-    ``about`` is the file of ``student``, which must be equal at all sites.
+    Records are counted by weight: the records of one privacy unit share the weight ``event.weight``. ``event`` also
+    gives the noise. ``noisy_sum`` adds up the tables of several sites; ``about`` is the file of ``student``, which must
+    be equal at all sites.
     """
     labels_N, scores_N = lone_predictions(student, test, source)
     bins_N = np.searchsorted(edges, scores_N, side="right")
@@ -323,8 +326,9 @@ def assess_privately(opened: OpenRun, student: Student, statement: PrivacyStatem
 
 
 def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
-    """Return the metrics that a released noisy table of predictions gives. For a student with a reject option (see
-    ``card``) they include results for several orders of the records, which are simulated from the table."""
+    """Return the metrics that can be estimated from ``released``, a noisy table of predictions. ``card`` describes the
+    student that predicted. If it has a reject option, the metrics include results for several orders of the records,
+    which are simulated from the table."""
     measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
     measured = replace(measured, fair_at=fair_at)
     nobody = np.zeros(0, np.bool_)
@@ -428,12 +432,12 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     ``table_GYC``: counts by group, label and prediction, with Gaussian noise of standard deviation ``stddev``. All
     ratios are NaN if the rates of fewer than two groups are known.
 
-    The highest rate is that of some group, so a group's impact ratio is the smallest of its ratios to all groups. The
-    smallest of the lower ends of these ratios is valid as soon as the lower end for the group with the highest rate is
-    valid. The smallest of the upper ends is valid only if all upper ends are, so it is corrected for the number of
-    groups that may have the highest rate (Bonferroni). Together the two ends may miss the true ratio twice as often as
-    one end of a single ratio does. If several groups nearly have the highest rate, one of the ratios is underestimated,
-    so the smallest lower end hardly ever misses.
+    One group has the highest rate, so a group's impact ratio is the smallest of its ratios to all groups. The lower end
+    of its interval is the smallest lower end of these ratios: it is valid as soon as the lower end for the group with
+    the highest rate is. The upper end is the smallest upper end: it is valid only if all upper ends are, so they are
+    corrected for the number of groups that may have the highest rate (Bonferroni). Together the two ends may miss the
+    true ratio twice as often as one end of a single ratio does. If several groups nearly have the highest rate, one of
+    the ratios is underestimated, so the lower end hardly ever misses.
     """
     shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations())
     is_known_G = ~np.isnan(shares.value_EG[event])
@@ -477,12 +481,15 @@ def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev:
     """Return the lower end of the interval of the largest of all differences between groups, at least 0.
 
     ``ends(z, table)`` returns every difference with the ends of its interval at z standard deviations; with
-    ``has_ends=False`` without these ends. If one difference is far above all others, the largest upper end misses the
-    true value with half of the probability that ``LEVEL`` allows. If several are nearly equal, it hardly ever does,
-    since one of them is then overestimated. The lower end uses up the remaining probability. Its margin is a quantile
-    of the largest error of differences that lie as far below the lower end as they were estimated, or as they would lie
-    if all shrank in proportion, whichever is nearer (moment inequalities: Andrews and Soares 2010). Errors are
-    simulated around the released table, so that anybody can repeat them.
+    ``has_ends=False`` it returns the differences alone.
+
+    The interval may miss the true value with probability 1 - ``LEVEL``. Its upper end is the largest upper end of all
+    differences. It misses with half of that probability if one difference is far above all others, and hardly ever if
+    several are nearly equal, since one of them is then overestimated. The lower end may use the remaining probability.
+    Its margin is a quantile of the largest error of all differences. For this, each difference is assumed to lie as far
+    below the lower end as it was estimated, or as it would lie if all shrank in proportion, whichever is nearer (moment
+    inequalities: Andrews and Soares 2010). Errors are simulated around the released table, so that anybody can repeat
+    them.
     """
     z = _deviations()
     alone = ends(z, table_GYC)
@@ -550,11 +557,12 @@ class _Shares(NamedTuple):
     def of_counts(
         cls, found: Events, cells: Events, stddev: float, *, z: float, rest: bool = False, has_ends: bool = True
     ) -> _Shares:
-        """Return the shares of events whose records are already counted by group in ``found``.
+        """Return, with its interval, the share of each group's records in which each event occurs, from ``found``, the
+        noisy counts of these records and of all records by event and group.
 
-        ``cells`` counts the same events in a table of ones: the number of noisy cells in each count. ``rest`` returns
-        instead the shares among the records of all other groups together. If not ``has_ends``, both ends equal the
-        share.
+        ``cells``: how many noisy cells each count adds up, which determines its noise. ``rest``: return for each group
+        the shares among the records of all other groups together. ``has_ends``: False computes no intervals, and sets
+        both ends to the share.
         """
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
@@ -586,7 +594,7 @@ def gap_of(
     """Return the fairness gap or error rate ``metric`` of a noisy table of predictions, with its interval. A gap is the
     largest difference between groups.
 
-    ``described`` returns words for the groups and labels between which the difference is largest.
+    ``described`` describes in words the groups and labels between which the difference is largest.
     """
     if metric.compare is rates.level:
         # Of all groups together, whose noises add up.

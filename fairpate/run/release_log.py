@@ -80,15 +80,15 @@ class LimitReachedError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Everything that one run has released of private records so far; a row of the odometer, the database of all runs'
-    privacy costs.
+    """One row of the odometer, the database of all runs' privacy costs: everything that one run has released of private
+    records so far.
 
     ``num_queries``: the number of queries charged so far in the run's ledger; 0 without a ledger. ``plan``: all events
-    that were fixed before the first of them, ``events`` included, if a limit admitted the run as the only release of
-    its data; limits charge the whole plan, however little of it was released. An empty plan: limits charge the events.
-    ``rdp_A``: the composed Renyi curve at ``DEFAULT_ORDERS``, ``inf`` if an event has no Renyi curve. ``part``: the
-    part of the data set that was read, as ``RULE/PART`` (the rule of the split and the name of its part); empty: the
-    whole data set.
+    that were fixed before the first of them, ``events`` included; limits then charge the whole plan, however little of
+    it was released. A run has a plan if a limit admitted it as the only release of its data, or if it reserved its plan
+    (:meth:`ReleaseLog.admit`); for an empty plan limits charge ``events``. ``rdp_A``: the composed Renyi curve at
+    ``DEFAULT_ORDERS``, ``inf`` if an event has no Renyi curve. ``part``: the part of the data set that was read, as
+    ``RULE/PART`` (the rule of the split and the name of its part); empty: the whole data set.
     """
 
     run: str
@@ -131,7 +131,7 @@ class Release:
 
 
 def release_values(release: Release) -> dict[str, Any]:
-    """Return a release as a mapping of JSON values, which a receipt stores."""
+    """Return ``release`` as JSON values by name, as a receipt (a run's own record of its charges) stores them."""
     values = {column.name: getattr(release, column.name) for column in fields(release) if column.name != "rdp_A"}
     return values | {name: list(map(event_json, values[name])) for name in ("events", "plan")}
 
@@ -150,12 +150,12 @@ def read_receipt(run: RunDirectory) -> Release | None:
 
 
 def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: bool = False) -> float:
-    """Return the total epsilon of releases that have one privacy unit and relation: the smallest bound that the
-    accountant can prove, or ``inf``.
+    """Return the total epsilon of releases that have one privacy unit and relation; ``inf`` if there is no finite
+    bound.
 
-    The bound holds for releases that were all fixed before the first of them. With ``is_adaptive`` the result is
-    instead the least limit that would have admitted the releases, in any order, although each of them may have been
-    chosen after seeing the others; a single release counts as fixed beforehand.
+    By default this is the smallest bound that the accountant can prove for releases that were all fixed before the
+    first of them. With ``is_adaptive`` it is the least limit that would have admitted the releases in any order, even
+    if each of them was chosen after seeing the others; a single release counts as fixed beforehand.
     """
     of_parts = []
     for part, curve_A in _by_part([release.charged for release in releases] if is_adaptive else releases):
@@ -219,7 +219,7 @@ class Total:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The texts of this total in a row of the table of costs, whose columns are :data:`COLUMNS`."""
+        """The cells of this total's row in the table of privacy costs, as texts; :data:`COLUMNS` names the columns."""
         limit = "none" if self.epsilon_limit is None else f"{self.epsilon_limit:g}"
         numbers = (str(self.releases), str(self.not_private), *map(epsilon_text, (self.epsilon, self.epsilon_adaptive)))
         return self.data, self.unit, self.relation, *numbers, limit
@@ -329,8 +329,8 @@ class Odometer:
         later call for the same run replaces the row.
 
         ``plan``: all events of a new run that were fixed before the first of them; None: the events of ``release`` are
-        all of them; empty: none were fixed. With ``holds`` limits charge the plan from now on, even what was not yet
-        released, so that no other run can use its share of the limit. With ``enforce``, LimitReachedError if a new
+        all of them; empty: none were fixed. ``holds``: from now on limits charge the whole plan, even what was not yet
+        released, so that no other run can use its share of the limit. ``enforce``: raise LimitReachedError if a new
         release, or an addition to an old one, would exceed a limit; a release that costs no more than the row that it
         replaces is admitted.
         """
@@ -468,7 +468,7 @@ def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | N
             found.append(Release(**values | {"rdp_A": np.frombuffer(values["rdp_A"], dtype="<f8")}))
     except (ValueError, TypeError) as error:
         # As an error of the database: `transaction` reports all of them with their remedy.
-        raise sqlite3.DatabaseError(f"the row of a release is damaged: {error}") from error
+        raise sqlite3.DatabaseError(f"the odometer's row of a release is damaged: {error}") from error
     return found
 
 
@@ -504,8 +504,8 @@ def _admitted(
     """Check ``release`` against the limits of its data set, and return it; LimitReachedError if it exceeds a limit.
 
     ``rows``: the stored releases on the data set. ``plan``: all events of the run that were fixed beforehand, as in
-    :meth:`Odometer.record`. The returned release has a plan if a limit admits it only as the single release of its data
-    whose events were all fixed beforehand.
+    :meth:`Odometer.record`. A limit may admit the release only because it is the single one of its data and all its
+    events were fixed beforehand: then these events are stored in the returned release as its plan.
     """
     query = "SELECT unit, epsilon, delta FROM limits WHERE data = ? ORDER BY unit"
     limits = database.execute(query, (release.data,)).fetchall()
@@ -532,10 +532,11 @@ def _admitted(
 def _fits(
     release: Release, others: Sequence[Release], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
 ) -> bool:
-    """Return True if ``release`` fits every limit even if it was chosen after seeing the ``others``; False if it fits
-    some limit only as the single release of its data, with all events fixed beforehand (``is_planned``).
+    """Return True if ``release`` fits every limit even if it was chosen after seeing the ``others``, the releases
+    charged before. Return False if it fits some limit only because it is the single release of its data and all its
+    events were fixed beforehand (``is_planned``).
 
-    ``others``: the releases charged before. LimitReachedError if the release exceeds a limit either way.
+    LimitReachedError if the release exceeds a limit either way.
     """
     fits = True
     # Every limit is checked: one that is exceeded refuses, even if another is not.
@@ -567,8 +568,8 @@ def _fits(
         unpriced = {type(one.events[0]).__name__ for one in alone if not np.isfinite(one.rdp_A[line.place])}
         if unpriced and not is_alone:
             raise LimitReachedError(
-                f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, in which the "
-                f"limit of {limit:g} adds up costs; make this the only release, or use another method."
+                f"{place}: the limit of {limit:g} adds up costs as Renyi divergences of order {line.order:g}, which "
+                f"{', '.join(sorted(unpriced))} lacks; make this the only release, or use another method."
             )
         spent, total = (
             max(accountant.least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))
@@ -598,11 +599,12 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of released arrays: the ``id`` of their run in the odometer, and everything that determines the arrays
-    except private records and noise.
+    """The origin of released arrays, which shows whether a stored release is the one that a run needs: everything that
+    determines the arrays except private records and noise.
 
-    ``settings``: the settings of the configuration on which the arrays depend. ``pool``: a digest of the public
-    records. ``after``: digests of the earlier releases of the same run.
+    ``id``: the id of their run in the odometer (the database of privacy costs). ``settings``: the settings of the
+    configuration on which the arrays depend. ``pool``: a digest of the public records. ``after``: digests of the
+    earlier releases of the same run.
     """
 
     id: str
@@ -632,7 +634,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
             header = json.loads(file.metadata()["release"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         if header["format"] != FORMAT or header["sha256"] != arrays_digest(arrays):
-            raise ValueError(f"expected format {FORMAT}, and arrays that match the file's checksum")  # noqa: TRY301
+            raise ValueError(f"the file must have format {FORMAT}, and arrays that match its checksum")  # noqa: TRY301
         released = Released(arrays=arrays, events=tuple(map(event_from, header["events"])))
         after = tuple(header.get("after", ()))
         return released, Origin(**{name: header[name] for name in ("id", "settings", "pool")}, after=after)
@@ -679,15 +681,16 @@ class _OneFile(RunDirectory):
 
     The release has a file and a receipt (the record of what was charged) of its own, and ``statement`` is the file
     whose existence proves that the release was published. If the release's file was deleted, the release may be drawn
-    once more: the new file then lists the events of both draws, its own last, and the run's statement includes the cost
-    of both.
+    once more. The new file then lists the events of both draws, those of the new draw last, and the run's statement
+    includes the cost of both.
     """
 
     states_all_draws: ClassVar[bool] = True
 
 
 class MetricsFolder(_OneFile):
-    """The paths of the noisy table from which a run computes private metrics, for the release log of this table."""
+    """The paths of the noisy table of predictions from which a run computes private metrics. The table is charged as a
+    release of its own, separate from the run's training."""
 
     released = PathIn("public", "metrics.safetensors")
     receipt = PathIn("private", "metrics_release.json")
@@ -695,8 +698,8 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The paths of a private choice among several settings, for the release log of this choice. If the file of the
-    choice was deleted, another choice may be made, which is charged too."""
+    """The paths of a private choice among several settings, which is charged as a release of its own. If the file of
+    the choice was deleted, another choice may be made, which is charged too."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -862,10 +865,10 @@ class ReleaseLog:
         self._before = ()
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
-        """Charge the events of the run's published releases, even beyond a limit, unless the odometer has charged them
-        already.
+        """Charge the privacy events of the run's published releases to the odometer (the database of privacy costs),
+        even beyond a limit, unless they were charged already.
 
-        These are the events of the stored releases, or the argument ``events`` if no release is stored.
+        The events are read from the stored releases; if none is stored, they are the argument ``events``.
         """
         if self._run.released.exists():
             self._count_found([read_release(path) for path in self._run.release_files()], noise=noise)
@@ -873,8 +876,8 @@ class ReleaseLog:
             self.record(events, noise=noise, enforce=False)
 
     def _count_found(self, steps: Sequence[tuple[Released, Origin]], *, noise: str) -> None:
-        """Charge those of the stored releases ``steps`` that the odometer does not know, because another run drew them;
-        no receipt is written."""
+        """Charge stored releases that another run drew and that this odometer (the database of privacy costs) does not
+        know. ``steps`` are stored releases of this run; no receipt is written."""
         for run in dict.fromkeys(origin.id for _, origin in steps):
             events = merged([event for released, origin in steps if origin.id == run for event in released.events])
             known = self.stored(run)
@@ -1007,8 +1010,8 @@ class ReleaseLog:
             return next(iter(_rows(database, run=run or self.id)), None)
 
     def _is_copy(self, receipt: Release) -> bool:
-        """Return True if this folder is a copy of another one, which is charged as another run: the folder whose path
-        the odometer has for the run of ``receipt`` still exists elsewhere."""
+        """Return True if this run's folder is a copy: the odometer has another path for the run that ``receipt`` names,
+        and the folder at that path still holds this run. A copy is charged as a run of its own."""
         stored = self.stored(receipt.run)
         other = type(self._run)(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():
@@ -1028,14 +1031,14 @@ _BLOCK = 256
 
 @dataclass(eq=False)
 class LedgerMeter:
-    """Charges the queries of a ledger to the odometer; :class:`Ledger` calls this object before it charges a query
-    itself.
+    """Charges the queries of a ledger to the odometer, the database of privacy costs; :class:`Ledger` calls this object
+    before it charges a query itself.
 
     For an open ledger a block of further queries is charged in advance, so that a crash may charge too many queries but
-    never too few. When the ledger is opened again, the charge is reduced to the queries that it contains. ``planned``
-    queries are charged as soon as one query is submitted: if released labels decide how many queries follow, a smaller
-    number of charges would reveal something too. ``plan``: all events that were fixed before the first query, as for a
-    run; empty if none were, as for a service.
+    never too few. When the ledger is opened again, the charge is reduced to the queries that it contains. ``planned``:
+    the number of queries that are charged as soon as one is submitted. If released labels decide how many queries
+    follow, a smaller charge would reveal something about them. ``plan``: all events that were fixed before the first
+    query, as for a run; empty if none were, as for a service.
     """
 
     log: ReleaseLog
@@ -1112,8 +1115,9 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
 
 
 def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
-    """Return in words what this command's releases on ``data`` cost, those that the odometer has but ``before`` does
-    not, and what all releases on it cost together; empty if none of the new releases is private."""
+    """Return in words what this command's releases on ``data`` cost, and what all releases on ``data`` cost together;
+    empty if none of the command's releases is private. ``before`` are the releases in the odometer when the command
+    began; all that was added since is the command's own."""
     of_kind: dict[tuple[str, str], list[Release]] = {}
     for run, release in odometer.released(data).items():
         events = beyond(release.events, before[run].events if run in before else ())

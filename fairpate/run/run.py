@@ -163,8 +163,8 @@ class Majority:
 
 
 def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVotes | None, Majority | None]:
-    """Return two facts on a run of ``config`` that public records and declarations alone give: the expected votes on a
-    label, and the share of the most common class.
+    """Return what public records and declarations alone show about a run of ``config``: the expected votes (how many
+    decide a label, with how much noise), and the share of the most common class.
 
     The votes are None without a public number of private records; the share is None without declared class shares or
     enough labels of public records.
@@ -254,12 +254,12 @@ def question_above(data: str, *, planned: float, odometer: Odometer, delta: floa
 
 
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
-    """Return forecasts of runs by other methods than ``chosen`` on the same data: methods in which others vote on a
-    label (teachers, nearest neighbours or single records).
+    """Return forecasts of runs on the same data by the other methods in :data:`VOTERS`, which label public records by
+    the votes of teachers, nearest neighbours or single records. ``chosen`` is the method that is left out.
 
-    ``overrides`` are the user's settings, including the data set; all other settings are chosen by them. The forecast
-    in which the winning class needs the smallest lead comes first, methods that cannot run come last. DataError as in
-    :func:`fairpate.data.load_data`.
+    ``overrides`` are the user's settings, including the data set; each method's other settings follow from them. The
+    forecast in which the winning class needs the smallest lead comes first, methods that cannot run come last.
+    DataError as in :func:`fairpate.data.load_data`.
     """
     # Several kinds see the pool through the same embedding, and one may take a minute to compute.
     loaded: dict[str, Dataset] = {}
@@ -302,8 +302,9 @@ def describe(
     """Return what `fairpate run --dry-run` displays: a sentence on the privacy cost of the run on the data set
     ``data``, and a table of the forecasts ``found``, the first of which is the run's own.
 
-    ``spent``: the reason why the run has no further privacy cost, or None if it has a cost, ``cost``. ``why``: the
-    reason why this method was chosen, if the user named no method.
+    ``cost``: the privacy cost; None: the run has no guarantee. ``spent``: the reason why the run costs nothing more,
+    which is then stated instead; otherwise None. ``why``: the reason why this method was chosen, if the user named no
+    method.
     """
     run = found[0]
     if spent is not None:
@@ -466,9 +467,9 @@ def check_data(config: Method, dataset: Dataset) -> None:
             shown = ((low == high).all(dim=0) & (low != low[0]).any(dim=0)).nonzero().flatten().tolist()
             if shown:
                 raise ValueError(
-                    f"{config.method} protects sensitive_features alone, and features count as public: expected none "
-                    f"that sensitive_features determine, got column(s) {', '.join(map(str, shown))} of X; leave them "
-                    "out, or choose a method that protects whole records."
+                    f"{config.method} protects sensitive_features alone and treats X as public, but sensitive_features "
+                    f"determine column(s) {', '.join(map(str, shown))} of X; leave them out, or choose a "
+                    "method that protects whole records."
                 )
     config.check_data(dataset)
     if config.evaluation.metrics != "outside":
@@ -492,7 +493,7 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
         try:
             build_model(published_model(config), input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
         except ValueError as error:
-            raise ConfigError(f"public_data.self_label: {error}") from error
+            raise ConfigError(f"public_data.self_label: the self-labelled model cannot be built: {error}") from error
 
 
 def published_model(config: Method) -> ModelConfig:

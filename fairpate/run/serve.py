@@ -685,7 +685,7 @@ def change_tokens(
     try:
         own = OwnLimit(**(limit or {}))
     except ValueError as error:
-        raise ConfigError(f"{error} For no limit, leave the option out.") from error
+        raise ConfigError(f"Limit of a token: {error} For no limit, leave the option out.") from error
     ends_s = None if when is None or (change, when) == ("expire", "never") else moment(when)
     if change == "add":
         facts = {"role": role}

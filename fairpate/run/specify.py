@@ -72,13 +72,13 @@ class Demand:
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon >= 0:
-            raise ValueError(f"epsilon: expected a number of at least 0, got {self.epsilon}; give such as 1.0.")
+            raise ValueError(f"epsilon: expected a number of at least 0, got {self.epsilon}; give a limit such as 1.0.")
         for unknown in self.fairness.keys() - NOTIONS.keys():
             raise ValueError(f"fairness: {unknown!r} is not a notion of fairness; give one of {', '.join(NOTIONS)}.")
         shares = {name: getattr(self, name) for name in ("disparity", "coverage", "accuracy")}
         for name, share in (shares | {f"fairness: {name}": limit for name, limit in self.fairness.items()}).items():
             if share is not None and not 0 <= share <= 1:
-                raise ValueError(f"{name}: expected a limit between 0 and 1, got {share}; give a number such as 0.1.")
+                raise ValueError(f"{name}: expected a limit between 0 and 1, got {share}; give a limit such as 0.1.")
         if self.disparity is not None and DEFAULT in self.fairness:
             raise ValueError(
                 f"disparity: limits the same gap as fairness {DEFAULT}, but both were given; leave one of them out."
@@ -102,9 +102,9 @@ class Demand:
 class Offer:
     """One configuration of a comparison (``point``) compared with a demand, the user's limits.
 
-    ``missed``: for each limit that is not met, by which share of the limit the value misses it; an epsilon is rounded
-    up before, as it is published. ``distance``: the largest of these shares, so 0.1 means that a limit is missed by 10
-    %; 0 if all limits are met. ``seeds_met``: the number of seeds whose own run meets every limit.
+    ``missed``: for each limit that is not met, by which share of the limit the value misses it. The value of epsilon is
+    the published one, which is rounded up. ``distance``: the largest of these shares, so 0.1 means that a limit is
+    missed by 10 %; 0 if all limits are met. ``seeds_met``: the number of seeds whose own run meets every limit.
     """
 
     point: Point

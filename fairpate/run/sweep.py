@@ -244,8 +244,8 @@ class Cell:
         return " ".join(words)
 
     def row(self, **found: Any) -> Row:
-        """Return the row of this configuration in the results table; ``found`` are the row's fields ``minutes``, and
-        ``record`` or ``error``."""
+        """Return the row of this configuration in the results table. ``found`` are the fields of the row that a run
+        gives: ``minutes``, and either ``record`` (the result) or ``error``."""
         return Row(
             digest=self.digest,
             method=self.method,
@@ -322,16 +322,16 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The settings that one section of a sweep makes, by dotted field name. They override those of earlier sections;
-    ``place`` is the section's name in error messages."""
+    """The settings in one section of a sweep (a comparison of methods), by dotted field name. They override those of
+    earlier sections; ``place`` is the section's name in error messages."""
 
     place: str
     values: Mapping[str, Any]
 
 
 def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
-    """Return the fixed settings of one section of a sweep, and for each axis of the section's grid the settings of each
-    of its values."""
+    """Return the fixed settings of one section of a sweep (a comparison of methods), and those that the section's grid
+    varies: for each axis of the grid a list, with the settings of each value on this axis."""
     axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()

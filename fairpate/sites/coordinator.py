@@ -46,9 +46,9 @@ RawBody = Annotated[bytes, Depends(_body)]
 class CoordinatorSums:
     """Computes the noisy sums of a release together with the sites, which send their messages to its HTTP application.
 
-    An object of this class is called once for each sum in the plan's order, and waits for the sites. ``wait_s`` is how
-    long it waits for missing sites before it closes a list of sites without them. If too few sites answer for one sum,
-    the plan has ended for good.
+    An object of this class is called once for each sum in the plan's order, and waits for the sites. A sum has several
+    steps, in each of which every site sends one message. ``wait_s`` is how long a step waits for missing sites before
+    the sum continues without them. If too few sites answer in one step, the plan has ended for good.
     """
 
     def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
@@ -144,7 +144,8 @@ class CoordinatorSums:
     def _machine(self, number: int) -> Coordinator:
         if not 0 <= number < len(self._machines):
             begun = f"{len(self._machines)} of {len(self._plan.sums)} sums"
-            raise FaultError(404, "number", number, f"Only {begun} have begun; give a smaller number, or try later.")
+            words = f"Only {begun} have begun; give the number of one of them, counted from 0, or try later."
+            raise FaultError(404, "number", number, words)
         return self._machines[number]
 
     def model(self) -> Response:
@@ -160,7 +161,7 @@ class CoordinatorSums:
         """Accept a site's signed report that it needs nothing more."""
         sites = len(self._plan.sites)
         if not 0 <= place < sites:
-            words = f"The plan has {sites} sites, numbered from 0; give the number of one."
+            words = f"The plan has {sites} sites, numbered from 0; give the number of one of them."
             raise FaultError(422, "place", place, words)
         try:
             # Signed: a stranger's request must not let the coordinator stop before a site has its sum.
@@ -179,8 +180,8 @@ class CoordinatorSums:
             raise FaultError(410, "plan", reason.decode(), words)
 
     def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
-        """Accept the message of site ``place`` for the protocol's ``step`` (`hello`, `masked`, `agreed` or `shares`) in
-        sum ``number``."""
+        """Accept the message that site ``place`` sends in sum ``number`` for the protocol's ``step`` (`hello`,
+        `masked`, `agreed` or `shares`)."""
         machine = self._machine(number)
         if step not in STEPS:
             raise FaultError(
@@ -198,12 +199,16 @@ class CoordinatorSums:
         return _bytes(b"")
 
     def listed(self, number: int, name: str, place: int) -> Response:
-        """Answer site ``place`` with the list of sites ``name`` (`members`, `survivors` or `agreement`) of sum
-        ``number``, or with the sum; status 202 while the list is open."""
+        """Answer site ``place`` with the noisy sum ``number`` or with one of its lists of sites; status 202 while the
+        list is open. ``name``: `members` (the participants), `survivors` (sites that sent masked numbers), `agreement`
+        (survivors that signed the list of survivors) or `sum`."""
         machine = self._machine(number)
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
             raise FaultError(
-                404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum, and a site's number."
+                404,
+                "path",
+                f"{name}/{place}",
+                "The path must end in members, survivors, agreement or sum, and a site's number; correct the path.",
             )
         with self._changed:
             found = machine.listed(name, place)

@@ -70,8 +70,8 @@ class SitePlan:
 
     ``settings`` are the method's configuration without paths; ``events`` have the form that privacy statements use;
     ``public_arrays`` and ``embedding`` are digests; ``sites`` maps names of sites to public keys, in order.
-    ``test_events`` give the cost of the last sum if it is that of test records, which no other sum reads; it is empty
-    if there is no such sum.
+    ``test_events`` give the cost of a last sum over test records, which no other sum reads; it is empty if the plan has
+    no such sum.
     """
 
     id: str
@@ -135,12 +135,15 @@ class SitePlan:
         rows, columns = exact_RW.shape
         asked = PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev)
         if number >= len(self.sums) or self.sums[number] != asked:
-            raise SumError(f"The plan's sum {number} is not {asked}; use the version of fairpate that made the plan.")
+            raise SumError(
+                f"The plan's sum number {number} differs from {asked}, which the method needs; use the version of "
+                "fairpate that made the plan."
+            )
         return number
 
     def draw(self, number: int, about: bytes = b"") -> Draw:
-        """Return the terms under which the sites compute sum ``number``. ``about`` is the file of the model that the
-        sum describes, if any."""
+        """Return the terms of sum ``number``, such as sites, noise and length, under which the sites compute it.
+        ``about`` is the file of the model that the sum describes, if any."""
         planned = self.sums[number]
         # Of the file's bytes: the same values written differently are another plan.
         digest = bytes.fromhex(self.digest)
@@ -360,8 +363,8 @@ def config_of(
     """Return the plan's configuration with the paths of one party's files, and with ``own``, its settings
     ``ray.FIELD=VALUE`` for workers.
 
-    PlanError for another declaration than the plan's, or for another setting in ``own``. ConfigError for a plan that
-    names code which the operator has not allowed.
+    PlanError for a declaration other than the plan's, and for a setting in ``own`` other than those of ``ray``.
+    ConfigError for a plan that names code which the operator has not allowed.
     """
     from fairpate.methods.base import ReleasingMethod, configured, find_method, require_trusted
 
@@ -441,7 +444,7 @@ class Journal:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, plan: SitePlan) -> Iterator[Journal]:
-        """Open the journal in the file ``path`` inside the block; a missing file is created.
+        """Context manager: open the journal in the file ``path`` inside the ``with`` block; a missing file is created.
 
         PlanError for the journal of another plan than ``plan``, JournalError if another process has it open.
         """

@@ -96,8 +96,8 @@ class PublicKeys:
             _PROBE.exchange(X25519PublicKey.from_public_bytes(self.sealing))
         except ValueError as error:
             raise SumError(
-                f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}; ask the site for "
-                "its keys again."
+                f"Public keys of a site: expected an Ed25519 and an X25519 key of 32 bytes each ({error}); ask the "
+                "site for its keys again."
             ) from error
 
     def signed(self, signature: bytes, text: bytes) -> bool:
@@ -145,7 +145,9 @@ class Draw:
     def __post_init__(self) -> None:
         # One party in two places would count as two honest sites, each with noise that nobody knows.
         if len({keys.signing for keys in self.sites}) < len(self.sites):
-            raise SumError("Expected a different key for every site, got one twice; let every site make its own key.")
+            raise SumError(
+                "Sites' keys: expected a different key for every site, got one twice; let every site make its own key."
+            )
         if not (self.may_vanish >= 0 and self.may_collude >= 1):
             raise SumError(
                 f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}; count "
@@ -193,7 +195,8 @@ class Draw:
         return (len(self.sites) + self.may_collude) // 2 + 1
 
     def tag(self, purpose: str, *places: int) -> bytes:
-        """Return a hash that separates the uses of one key: by plan, sum, ``purpose`` and the sites in ``places``."""
+        """Return a hash of plan, sum, ``purpose`` and the sites in ``places``. It is part of each signature and
+        of each key derived for a sum, so that none of them is valid for another use."""
         # ``repr`` separates the parts: no two purposes give the same bytes.
         parts = ("fairpate.sites/1", self.plan.hex(), self.number, purpose, places)
         return hashlib.sha256(repr(parts).encode()).digest()
@@ -223,19 +226,22 @@ class Draw:
         places = [place for place, flag in enumerate(flags) if flag == 1]
         if len(flags) != len(self.sites) or set(flags) - {0, 1} or len(rest) != size * len(places):
             raise SumError(
-                f"Expected a list of {len(self.sites)} sites, got {len(message)} damaged bytes; give the same "
-                "command again."
+                f"The coordinator's list of sites is damaged: expected one for {len(self.sites)} sites, got "
+                f"{len(message)} bytes; give the same command again."
             )
         if len(places) < least:
-            raise SumError(f"Expected a list of at least {least} sites, got {len(places)}; make a new plan.")
+            raise SumError(
+                f"The coordinator's list of sites is too short: expected at least {least} sites, got {len(places)}; "
+                "make a new plan."
+            )
         return {place: rest[size * row : size * (row + 1)] for row, place in enumerate(places)}
 
     def digest(self, heads: Mapping[int, bytes], survivors: bytes | None = None) -> bytes:
-        """Return the digest of the list of participants, given the signed beginnings (``heads``) of their first
-        messages.
+        """Return the digest that sites sign: of the list of participants or, with ``survivors``, of this list and the
+        list of survivors (sites that sent masked numbers).
 
-        With ``survivors``, the list of sites that sent masked numbers, return the digest of both lists. Every site
-        signs the first digest with its numbers; every survivor signs the second, once.
+        ``heads`` are the signed beginnings of the participants' first messages. Each participant signs the first digest
+        together with its masked numbers. Each survivor signs the digest of both lists, once.
         """
         members = hashlib.sha256(self.tag("members") + self.flags(heads) + b"".join(heads.values())).digest()
         return members if survivors is None else hashlib.sha256(self.tag("survivors") + members + survivors).digest()
@@ -247,7 +253,8 @@ class Draw:
         return np.frombuffer(stream.update(bytes(8 * self.size)), dtype="<u8").astype(np.uint64, copy=False)
 
     def pair_mask(self, own: X25519PrivateKey, place: int, other_key: bytes, other: int) -> Words:
-        """Return the mask that site ``place`` adds for site ``other``, and that cancels in the sum of the two.
+        """Return the mask that site ``place`` adds to its numbers because of site ``other``. The other site adds the
+        same mask with the other sign, so that both cancel in the sum over all sites.
 
         ``own`` is the private mask key of site ``place``, ``other_key`` the public one of the other site.
         """
@@ -347,8 +354,8 @@ class Site:
         return self._signed("agreed", draw.digest(heads, survivors))
 
     def shares(self, agreement: bytes) -> bytes:
-        """Return the site's last message: for each participant that survived, its share of the seed of that
-        participant's own mask; for each that vanished, of its mask key.
+        """Return the site's last message, which has one Shamir share for each participant: of the seed of the
+        participant's own mask if it survived (sent masked numbers), of the seed of its mask key if it vanished.
 
         SumError unless ``agreement`` has the signatures of ``threshold`` survivors for the list of survivors that this
         site signed.
@@ -376,8 +383,8 @@ class Site:
         return body + self._signed("shares", digest + body)
 
     def _members(self, members: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Split ``members``, the list of participants: return the signed beginning of each participant's first message,
-        and the Shamir shares that each encrypted for this site."""
+        """Split ``members``, the coordinator's message with the list of participants. Return the signed beginning of
+        each participant's first message, and the Shamir shares that each participant encrypted for this site."""
         draw = self._draw
         parts = draw.parts(members, _HEAD + _SEALED, least=draw.least)
         heads = {place: part[:_HEAD] for place, part in parts.items()}
@@ -436,8 +443,8 @@ class Coordinator:
             closing: dict[Step, str] = {"hello": "members", "masked": "survivors"}
             if place in known or (step in closing and self._store.get(closing[step]) is not None):
                 raise LateError(
-                    f"Site {place}: its message '{step}' is late, or differs from an earlier one; only wait for "
-                    "the sum."
+                    f"Site {place}: its message '{step}' is not used, as it is late or differs from an earlier one; "
+                    "let the site wait for the sum."
                 )
             known[place] = self._store.setdefault(f"{step}/{place}", message)
 
@@ -513,7 +520,8 @@ class Coordinator:
             )
         if step != "hello" and place not in (self._survivors if is_survivor else self._heads):
             raise LateError(
-                f"Site {place}: '{step}' is not expected, as an earlier message did not come in time; wait for the sum."
+                f"Site {place}: its message '{step}' is not used, as an earlier one did not come in time; let the site "
+                "wait for the sum."
             )
         lengths: dict[Step, int] = {
             "hello": _HEAD + _SEALED * len(draw.sites),

@@ -208,7 +208,8 @@ def simulate(
 
     ``by`` as in :func:`deal`; ``planning`` are further arguments of `fairpate site plan`. UsageError for a folder that
     exists; SimulationError for a process that fails, after all others were ended. LimitReachedError if the records are
-    declared by the user and the operator's odometer, which adds up the cost of all their releases, has no room.
+    declared by the user, and their release would exceed a limit in the operator's odometer (the database of privacy
+    costs).
     """
     if folder.exists():
         raise UsageError(f"--out: {folder} exists already; give another folder.")

@@ -89,11 +89,12 @@ class CoordinatorClient:
     def request(
         self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
     ) -> bytes | None:
-        """Send ``content`` to the coordinator's ``path``, or without content fetch ``path``; return the reply.
+        """Send ``content`` to the coordinator's ``path``, or fetch ``path`` if there is no ``content``; return the
+        reply, or None if the coordinator answers that the message came too late.
 
-        None if the coordinator refuses the message as late. ``wait_s`` None: the client's own. With ``into``, the reply
-        is written to this file piece by piece and not returned. CoordinatorError if the coordinator ended the plan or
-        refused the message, or if time is up.
+        The request is repeated for up to ``wait_s`` seconds (None: the ``wait_s`` of this client) until there is a
+        reply. With ``into``, the reply is written to this file piece by piece, and empty bytes are returned.
+        CoordinatorError if the coordinator ended the plan or refused the message, or if time is up.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -144,7 +145,7 @@ class CoordinatorClient:
 
 
 class PlanEndedError(CoordinatorError):
-    """The coordinator ended the plan without its sum; what was charged remains charged."""
+    """The coordinator ended the plan before its sums were known. Costs that a site was charged stay charged."""
 
 
 class Messenger:
@@ -152,8 +153,8 @@ class Messenger:
     talks to the coordinator.
 
     :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
-    When :func:`take_part` starts again, calls that were answered before return without waiting. ``source`` None: noise
-    from the operating system's entropy.
+    When :func:`take_part` starts again, sums and a model that are known already are returned without waiting.
+    ``source`` draws the site's noise; None: from the operating system's entropy.
     """
 
     def __init__(
@@ -174,15 +175,16 @@ class Messenger:
         self._opened, self._model = ExitStack(), b""
         self.close = self._opened.close
         self.has_agreed = self._has_begun = False
-        # Whether the plan's cost is charged to the site's odometer.
+        # Whether the plan's cost is charged to the site's odometer, the total cost of all its releases.
         self.is_charged = False
 
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
         """Open the site's journal in the file ``path``; return whether an earlier process began to charge the plan.
 
-        ``charge`` charges the whole plan to the site's odometer. ``begun`` is a folder next to the odometer, with the
-        id of the journal with which this site began the plan; ``records`` is a digest of the site's records. SumError
-        if journal or records are not those with which the site began.
+        ``charge`` charges the whole plan to the site's odometer, the total cost of all releases on its records. In the
+        folder ``begun``, next to the odometer, a file is named by the id of the journal that this site uses for the
+        plan. ``records`` is a digest of the site's private records. SumError if the site began the plan with another
+        journal or with other records.
         """
         if not self._has_begun:
             self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
@@ -198,7 +200,8 @@ class Messenger:
         return self._journal.get("charging") is not None
 
     def waits_for(self, what: str, about: bytes = b"") -> bool:
-        """Return whether the next call of ``sum`` or ``model``, named by ``what``, has to wait for the other sites."""
+        """Return whether the next call of the method ``what`` has to wait for the other sites, as ``sum`` and ``model``
+        may have to. ``about`` is the argument of ``sum``."""
         if what == "sum":
             return self._journal.get(f"total {len(self._plan.sums) - 1 if about else self._number}") is None
         return what == "model" and not self._model
@@ -225,7 +228,8 @@ class Messenger:
         return sum_of(total).reshape(exact_RW.shape)
 
     def model(self) -> bytes:
-        """Wait until the coordinator has trained the model that the last sum describes, and return the model's file."""
+        """Wait until the coordinator has trained the model, and return the model's file. The plan's last sum, if it is
+        about a model, counts this model's errors."""
         if not self._model:
             with self._waiting("model"):
                 self._model = self._client.request("/v1/model") or b""
@@ -240,8 +244,8 @@ class Messenger:
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Inside the block, show the operator that the site waits for others, with the text ``what``; if the
-        coordinator ends the plan, erase all secrets of the site."""
+        """Context manager: show the operator that the site waits for others, with the text ``what``. If the coordinator
+        ends the plan meanwhile, erase from the site's journal what belongs to a sum, secrets included."""
         try:
             with self._reporter.stage(what, patience_s=_PATIENCE_S):
                 yield
@@ -256,8 +260,9 @@ class Messenger:
         if self._begun.exists() and {path.name for path in self._begun.iterdir()} - {own}:
             # Its noise and lists are in another journal: drawn anew, two sums with one site's numbers would exist.
             raise SumError(
-                "This site took part in this plan with another folder, or its folder was deleted. What was sent cannot "
-                "be continued here: give that folder with --out, or ask for a new plan, which is charged again."
+                "This site took part in this plan with another folder for its run, or this folder was deleted. A new "
+                "run folder cannot continue the plan: give the earlier one with --out, or ask for a new plan, which is "
+                "charged again."
             )
 
     def _drawn(self, number: int, exact_RW: IntArray, about: bytes) -> bytes:
@@ -284,7 +289,10 @@ class Messenger:
         def fetch(name: List) -> bytes:
             found = self._client.request(f"/v1/sums/{number}/{name}/{self._place}")
             if found is None:
-                raise SumError(f"The coordinator has no list of {name} for this site; ask its operator for a new plan.")
+                raise SumError(
+                    f"The coordinator has no {name} (a list of sites, or the sum) for this site; ask its operator "
+                    "for a new plan."
+                )
             return found
 
         send("hello", site.hello())
@@ -374,8 +382,11 @@ def in_processes(part: Part, messenger: Messenger) -> Path | None:
 
 
 def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> list[Path | None]:
-    """Answer the calls that the process with :func:`take_part` sends through ``pipe``, until it ends. Return its result
-    in a list; an empty list if the process was ended because it would have had to wait for other sites."""
+    """Answer the calls that ``process``, which runs :func:`take_part`, sends through ``pipe``, until it ends.
+
+    Return its result as a list of one item. The list is empty if the process was ended to free its memory while
+    ``messenger`` waited for other sites.
+    """
 
     def receive() -> tuple[str, Any, Any]:
         try:
@@ -437,14 +448,17 @@ def join(
     ca: str | None = None,
     **party: Any,
 ) -> Path | None:
-    """Take part in the plan of the coordinator at ``url``; return the folder of the release, None if the operator did
-    not agree.
+    """Take part in the plan of the coordinator at ``url``; return the run folder with the results, or None if the
+    operator did not agree.
 
     ``key`` is the file of this site's private keys. ``agree`` gets a text that says what leaves the site and what it
-    costs, and returns whether the operator agrees; ``digest`` is the digest of the only plan to accept; ``party`` are
-    this site's files and settings, arguments of :func:`fairpate.sites.plan.config_of`. PlanError, ConfigError or
-    DataError if plan, key and records do not match; LimitReachedError if the odometer has no room; CoordinatorError and
-    SumError if the plan ends without a sum. Only these last two may come after a charge or a message.
+    costs, and returns whether the operator agrees. ``digest`` is the digest of the only plan to accept (None: any).
+    The further arguments ``party`` are this site's files and settings (:func:`fairpate.sites.plan.config_of`).
+
+    PlanError, ConfigError or DataError if plan, key and records do not match. LimitReachedError if the site's odometer
+    (the total cost of its releases) has no room for the plan. CoordinatorError or SumError if the plan ends without a
+    sum. ComputingError if the process that computes the site's tables was killed. Only these last three may be raised
+    after the plan was charged or a message was sent.
     """
     own_key = plans.read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
@@ -463,8 +477,8 @@ def join(
 
 
 def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
-    """Rehearse the plan, compute this site's tables, and write the release to a folder, which is returned; None if the
-    operator did not agree."""
+    """Run the plan's method without private records to check the plan, compute this site's tables, and write the
+    results to a run folder. Return this folder, or None if the operator did not agree."""
     from fairpate.methods.base import price
     from fairpate.methods.pate import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
@@ -522,8 +536,9 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
 
 
 def measurable(run: RunDirectory, dataset: Dataset) -> Student:
-    """Return the model that the coordinator sent to the run folder, to be measured on this site's test records.
-    SumError if its file is not a model of records like those of ``dataset``."""
+    """Return the model that the coordinator sent, read from the run folder, so that it can be measured on this site's
+    test records. SumError if the file is not a model, or if the model is for records of another shape, or with other
+    labels or groups, than those of ``dataset``."""
     from student.card import StudentFileError
     from student.student import load_student
 
@@ -536,13 +551,15 @@ def measurable(run: RunDirectory, dataset: Dataset) -> Student:
     found = (student.card.input_shape, student.card.label_names, student.card.group_names)
     if found != (tuple(dataset.private.x.shape[1:]), dataset.label_names, dataset.group_names):
         raise SumError(
-            "The coordinator sent a model of other records than the plan's; ask its operator for a new plan."
+            "The coordinator sent a model for another shape of records, other labels or other groups than those of "
+            "this site's data; ask its operator for a new plan."
         )
     return replace(student, embedding=None)
 
 
 def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
-    """Return the text that a site's operator has to agree to: what leaves, who receives it, and what it costs."""
+    """Return the text that a site's operator has to agree to: what leaves the site, who receives it, and what it
+    costs. ``place`` is the site's position in the plan; ``cost`` is what each record or person at the site pays."""
     of_test = len(plan.sums) - bool(plan.test_events)
     numbers, tested = (
         " and ".join(f"{each.rows} x {each.columns}" for each in some)

@@ -117,7 +117,7 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
         PUBLIC,
         "visit,patient",
         "visit,visit",
-        ("pool.csv: column visit: is given twice, with other values; rename one",),
+        ("pool.csv: column visit: two columns with different values have this name",),
     ),
     (PUBLIC, ",ward", ",wards", ("pool.csv: no column ward; did you mean wards?",)),
     (PUBLIC, ",", ";", ("pool.csv: no column visit", "looks like several: declare the `separator`")),
@@ -141,7 +141,7 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
         PRIVATE,
         "yes",
         "no",
-        ("The private split has no member of class yes", "or leave out of the declaration what no record has"),
+        ("The private split has no member of class yes", "or leave the missing names out of the declaration"),
     ),
 ]
 

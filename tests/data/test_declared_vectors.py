@@ -125,7 +125,7 @@ def test_an_array_that_does_not_fit_is_refused(array: Any, message: str, tmp_pat
         ("age: {", "age: {array: true, ", r"features\.age: .*`array` .*`vector`"),
         ("embedding: {vector: 3}, ", "", r"features: expected a vector with kind: embeddings"),
         ("age: {bounds: [0, 100]}", "age: {vector: 3}", r"column age: expected a list of 3 numbers, .*`array: true`"),
-        ("identity: {key: id}", "identity: {text: embedding}", r"column embedding: a list cannot name a record"),
+        ("identity: {key: id}", "identity: {text: embedding}", r"column embedding: lists cannot be names"),
     ],
 )
 def test_a_vector_that_is_declared_wrong_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:

@@ -114,5 +114,5 @@ def test_it_is_part_of_the_configuration_of_the_data():
 
 @pytest.mark.parametrize("pool", [table()[:1], torch.full((5, 3), torch.nan)])
 def test_a_pool_that_cannot_be_embedded_is_named(pool):
-    with pytest.raises(DataError, match=r"data\.num_public: an embedding needs two finite public records or more"):
+    with pytest.raises(DataError, match=r"data\.num_public: an embedding needs two public records or more"):
         Components.of(pool, EmbeddingConfig())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerator import NEEDS_GPU
-from parity_data import signal_records
+from parity_data import signal_records, trained_on
 from priced import priced
 from torch import Tensor, nn
 
@@ -183,10 +183,8 @@ def test_queries_beside_sampled_steps_are_priced_by_renyi_curves() -> None:
 
 
 def test_plain_sgd_learns_and_promises_nothing() -> None:
-    x, y, _ = signal_records(800)
-    trained = dp_sgd.train_sgd(
-        model(), x, y, FitConfig(epochs=15, learning_rate=0.02), generator=torch.Generator().manual_seed(0)
-    )
+    x, y, z = signal_records(800)
+    trained = trained_on(dp_sgd.Sgd(sgd=FitConfig(epochs=15, learning_rate=0.02)), x, y, z)
     assert (trained.model(x).argmax(dim=1) == y).float().mean() > 0.95
     for accounting in ("rdp", "pld"):
         assert priced(trained.events, PrivacyTarget(accounting=accounting)).epsilon == math.inf

@@ -70,5 +70,5 @@ def test_queries_to_teachers_of_each_unit() -> None:
 def test_an_event_that_is_priced_for_one_unit_alone_is_not_renamed() -> None:
     event = AttributeGaussians(count=1, attribute_noise_multiplier=2.0)
     assert of_unit(event, "sensitive attribute") is event
-    with pytest.raises(TypeError, match="AttributeGaussians is priced per sensitive attribute alone, not per person"):
+    with pytest.raises(TypeError, match="AttributeGaussians has a cost per sensitive attribute only, not per person"):
         of_unit(event, "person")

@@ -62,4 +62,4 @@ def test_another_package_of_the_same_name_is_named(name, tmp_path):
     command = [sys.executable, "-c", "import fairpate"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=ROOT / "docs")  # noqa: S603
     assert done.returncode == 1
-    assert f"needs its own package {name}, and finds {tmp_path / name}.py; rename that one" in done.stderr
+    assert f"needs its own package {name}, and Python finds {tmp_path / name}.py;" in done.stderr

@@ -25,7 +25,7 @@ def test_an_epsilon_alone_is_enough_and_what_is_said_besides_takes_its_place(fai
     assert "2.00 at delta" in output
     code, _, errors = fairpate("run", "--epsilon", "2", "--set", "student.fit.epochs=1")
     assert code == 2
-    assert "student.fit.epochs: student.model.name=logistic leaves it unread" in errors
+    assert "student.fit.epochs: not read because of student.model.name=logistic" in errors
 
 
 def test_a_method_gets_what_suits_it(fairpate, tmp_path):
@@ -69,7 +69,7 @@ def test_a_run_goes_on_with_the_embedding_of_its_folder(fairpate, tmp_path, monk
     code, _, errors = fairpate(*command)
     assert code == 1
     assert "restore it from a copy" in errors
-    with pytest.raises(StudentFileError, match="is not the embedding that it was trained with"):
+    with pytest.raises(StudentFileError, match="is not the embedding that the student was trained with"):
         load_student(folder / "public" / "student.safetensors")
     stored.unlink()
     code, _, errors = fairpate(*command)

@@ -298,7 +298,7 @@ def test_a_share_is_kept_of_a_target_only(fairpate) -> None:
     for words, message in (
         (
             ("--keep", "30%", "--set", "target.epsilon=null"),
-            "aggregator.keep: a share of target.epsilon, and there is none",
+            "aggregator.keep: reserves a share of target.epsilon",
         ),
         (("--keep", "lots", "--epsilon", "1"), "--keep: expected a share, got 'lots'; give one such as 30% or 0.3"),
         (("--keep", "120%", "--epsilon", "1"), "aggregator.keep: expected <= 0.9, got 1.2"),

@@ -398,7 +398,7 @@ def test_the_method_by_its_name_takes_the_records_of_the_file_and_no_others(tmp_
     assert not (tmp_path / "run").exists()
     code, _, errors = fairpate("run", "--method", "own_votes", "--out", tmp_path / "other")
     assert code == 2
-    assert "give path, unit and classes" in errors
+    assert "path, unit or classes missing" in errors
 
 
 @pytest.mark.parametrize("features", [True, False])

@@ -426,7 +426,7 @@ def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
 
 def test_a_coordinator_without_any_record_is_told_what_to_declare(tmp_path: Path) -> None:
     options = ("residual_votes.curvature=private", "data.split=hashed", "evaluation.metrics=private")
-    with pytest.raises(DataSettingsError, match="leaves the coordinator without any record"):
+    with pytest.raises(DataSettingsError, match="coordinator, who reads no private records"):
         Consortium(tmp_path, *options, method="residual_votes", pool=False)
 
 

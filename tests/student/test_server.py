@@ -320,7 +320,7 @@ def test_a_record_of_a_declared_table_is_given_by_its_columns(tmp_path):
     assert read_features(record, 0, (4,), form).tolist() == [0.25, 0, 0, 1]
     for wrong, field, value, remedy in (
         ({"columns": {"age": 25, "ward": "C"}}, ".columns.ward", "C", "expected one of A, B"),
-        ({"columns": {"aeg": 25, "ward": "A"}}, ".columns.aeg", "25.0", "Expected one of: age, ward."),
+        ({"columns": {"aeg": 25, "ward": "A"}}, ".columns.aeg", "25.0", "Expected one of the columns: age, ward."),
         ({"columns": {"age": "ten", "ward": "A"}}, ".columns.age", "ten", "expected a number from 0 to 100"),
         ({"columns": {"age": 25, "ward": "A"}, "features": [0, 0, 0, 0]}, ".features", "", "either"),
     ):
