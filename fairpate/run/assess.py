@@ -140,9 +140,9 @@ class AssessedPredictions:
 
     @property
     def judged(self) -> tuple[Division, MeasuredClaims] | None:
-        """The division of the records (by one column of groups, or by several) that has the worst verdict under the
-        user's rule of fairness, and its measurements; None without true labels. Among equal verdicts it is the finest
-        division."""
+        """The division of the records that has the worst verdict under the user's rule of fairness, and its
+        measurements; None without true labels. A division is by one column of groups or by several; among equal
+        verdicts it is the finest division."""
         # Finest first: among equal verdicts `min` returns the first one.
         found = [
             (each, MeasuredClaims(measured=each.measured))
@@ -397,8 +397,8 @@ def assess_predictions(
 def _hidden_follows(
     divisions: Sequence[Division], codes: Sequence[IntArray], labels_N: IntArray, units_N: IntArray, least: int
 ) -> bool:
-    """Return True if a number by true label that one division of the records hides, because it counts few records, can
-    be computed from the numbers that all divisions show.
+    """Return True if a hidden number can be computed from the numbers that all divisions of the records show. A
+    division hides a number by true label if it counts too few records.
 
     ``codes``: for each division the group of every record (N,). The finest division is the last entry of both.
     ``units_N``: the record or person that a row of the table belongs to. ``least``: numbers of fewer records or persons
@@ -438,9 +438,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         path = Path(table)
         if not path.is_file():
             raise UsageError(f"{path}: not found; give a CSV, Parquet or Feather file of predictions.")
-        separator, encoding = layout_of(path, with_rows=True)
         title = path.name
-        batches = read_batches(path, title, wanted=columns, separator=separator, encoding=encoding)
+        batches = read_batches(path, title, layout_of(path, with_rows=True), wanted=columns)
     else:
         title = "the table"
         frame = pa.table(dict(table)) if isinstance(table, Mapping) else pa.Table.from_pandas(table)

@@ -42,8 +42,8 @@ class RunDirectory:
     """The paths of the files of one run; ``fairpate.run_method`` and ``fairpate.open_run_directory`` return it."""
 
     root: Path
-    # Whether a release that is drawn again, because its file was deleted, also lists the privacy events of the earlier
-    # draws.
+    # Whether the file of a release lists the privacy events of earlier draws too. A release is drawn again if its file
+    # was deleted.
     states_all_draws: ClassVar[bool] = False
 
     public = PathIn("root", "public", "Files that may be published.")

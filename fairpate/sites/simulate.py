@@ -76,7 +76,7 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
 
     Records are distributed at random or by ``by``, a column of the publisher's table, whose values are assigned to
     sites in turn, the most frequent first; ``COLUMN:N`` uses the first N characters of a value. ConfigError for a
-    column with fewer values than sites, and for pictures as pixels.
+    column with fewer values than sites, and for pictures whose features are pixels.
     """
     codebook = CODEBOOKS / f"{data.name}.yaml"
     path = data.declaration.path if data.declaration else codebook
@@ -101,8 +101,9 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
 
 
 def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, Any], str]:
-    """Read a declared table: return its rows as text, by part of the data set (such as the test records), its
-    declaration without the fields about files, and the name of the column of person ids, empty if there is none."""
+    """Read the table that the YAML declaration ``path`` describes. Return its rows as text, by part of the data set
+    (such as the test records), the declaration without its fields about files, and the name of the column of person
+    ids, empty for a table without them."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
     # Read all columns: records may be dealt by one that is not a feature.
@@ -142,7 +143,7 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
 
 def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Return the records of a data set as tables of numbers, by part of the data set (such as the test records), and a
-    declaration of these tables."""
+    declaration (a description as in a YAML file) of these tables."""
     if dataset.kind == "image":
         raise ConfigError(
             f"data.options.features: {dataset.name} are pictures; set oriented_gradients, as sites exchange no pixels."
