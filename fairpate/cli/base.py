@@ -31,15 +31,7 @@ import typer
 from typer.models import ParameterInfo
 
 from fairpate import __version__, terminal
-from fairpate.config import (
-    ConfigError,
-    DataConfig,
-    apply_override,
-    expected,
-    flattened,
-    nearest,
-    parse_config,
-)
+from fairpate.config import ConfigError, DataConfig, apply_override, expected, flattened, nearest, parse_config
 from fairpate.types import UsageError, UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -372,6 +364,7 @@ DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data lis
 
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+# The files of each example; the first of them is the one to run.
 EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
     "demo": ("demo.yaml",),
     "quick": ("quick.yaml", "color_digits.yaml"),
@@ -381,7 +374,6 @@ EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
     "ask-the-aggregator": ("ask_the_aggregator.py",),
     "three-hospitals": ("three_hospitals.py",),
 }
-"""The files of each example; the first of them is the one to run."""
 
 
 def example_files(name: str) -> tuple[Path, ...]:

@@ -144,10 +144,8 @@ def outcome(run: RunDirectory) -> Output:
         "operator_only": run.private_report,
     }
     files = {name: path for name, path in places.items() if path.exists()}
-    rows = [
-        ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
-        *read_claims(run, for_operator=True).rows,
-    ]
+    what = f"{record['method']} on {record['data']}, seed {record['seed']}"
+    rows = [("method", what), *read_claims(run, for_operator=True).rows]
     if queries is not None:
         rows.append(("labels released", f"{queries.answered} of {queries.submitted} queries"))
         # The ledger may have released more labels since.
@@ -182,10 +180,9 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
             if each.file == file:
                 counts = (f"{count:,}" if count else "" for count in (each.clipped, each.missing, each.other))
                 table.add_row("", each.column, "", *counts)
-    following = f"fairpate run --data {shlex.quote(declaration)} --epsilon 1 --dry-run"
-    verdict = (
-        f"refused: {counted(len(check.refused), 'fault')}" if check.refused else f"nothing is refused; {following}"
-    )
+    verdict = f"nothing is refused; fairpate run --data {shlex.quote(declaration)} --epsilon 1 --dry-run"
+    if check.refused:
+        verdict = f"refused: {counted(len(check.refused), 'fault')}"
     still = [f"{counted(questions, 'question')} of the draft to answer: the lines with `# ?`"] if questions else []
     said = Text("\n".join([*check.refused, *still, verdict]))
     return Group(Text(REMARKS["reading_tells"]), *([table] if check.rows else []), said)
