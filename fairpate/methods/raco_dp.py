@@ -461,13 +461,17 @@ class RacoDpConfig(Section):
 
 
 class PricedLoss:
-    """The loss of a record in RaCO-DP: cross entropy plus the inner product of its predictions s(x) with the prices of
-    its cell, the derivatives of the weighted constraints.
+    """The loss of a record in RaCO-DP: its cross entropy, plus the inner product of its predictions s(x) with the
+    prices of its cell. Prices are the derivatives of the constraints, weighted by their multipliers, with respect to
+    the sums of predictions in a cell, one for each class.
 
-    s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. Targets are those
-    of :meth:`targets`. With ``counts_labels`` the histogram counts predicted labels instead of probabilities.
-    ``release`` maps a batch's exact histogram (Q, C) to prices, adding the noise. While ``prices_QC`` is None, the next
-    call must get the outputs of a whole batch: it releases their histogram and sets the prices.
+    s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. ``targets`` encodes
+    each record's label and cell. Prices are computed for each batch, from the noisy histogram of its predictions:
+
+    - ``release`` maps the exact histogram (Q, C) to prices, adding the noise.
+    - ``counts_labels``: the histogram counts predicted labels instead of probabilities.
+    - ``prices_QC``: the prices of the present batch. While it is None, the next call must get the outputs of a whole
+      batch; it releases their histogram and sets the prices.
     """
 
     def __init__(
@@ -526,7 +530,8 @@ class PricedLoss:
         """Release the noisy histogram of the next batch's predictions, even if the batch is empty, and set the prices
         for its gradients.
 
-        For this histogram, a batch that is processed in parts or by owner passes through the model once more.
+        A batch that is later processed in one piece releases its histogram then. Other batches are passed through the
+        model here, in addition to the pass for their gradients.
         """
         from fairpate.nn.per_example import shares_of  # a configuration is read without torch
 
@@ -665,9 +670,9 @@ def plan_steps(
 ) -> HistogramSteps:
     """Return the steps for ``num_records`` private records or persons, with the given noise.
 
-    ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of gradients and sizes of cells taken together
-    as one Gaussian release. The inverse squares of noise multipliers add up to its own, and the setting ``size_share``
-    is the share of sizes in this sum.
+    ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of a single Gaussian release with the cost of
+    two: the release of gradients and that of the sizes of cells. Costs add up as inverse squares of noise multipliers;
+    the sizes have the share ``size_share`` of the sum.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share
@@ -791,7 +796,7 @@ class Lagrangian:
 
 
 class RacoDp(DpSgdFamily):
-    """RaCO-DP, with noise calibrated to the target, which protects one record or person, with its group and label."""
+    """RaCO-DP, with noise calibrated to the target. It protects one record or person, with its group and label."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"
