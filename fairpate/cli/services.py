@@ -370,7 +370,8 @@ def _settings(
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     """Return ``function`` as a command that has the options of :func:`_settings` instead of the parameter ``settings``.
 
-    The returned command has the pair of ``function`` and :func:`_settings` as its attribute ``parts``.
+    The attribute ``parts`` of the returned function lists the functions that read these options: ``function`` and
+    :func:`_settings`.
     """
     # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))

@@ -67,8 +67,8 @@ sides."""
 
 @dataclass(frozen=True, kw_only=True)
 class Nearness:
-    """Compares rows with K public rows, to find the nearest ones. The nearness of a row e to a public row c is e . c -
-    |c|^2 / 2, which is largest where the distance is smallest.
+    """Compares rows with K public rows, to find the nearest ones. The nearness of a row e to a public row c is ``e . c
+    - |c|^2 / 2``, which is largest where the distance is smallest.
 
     A public row has V copies, such as slightly rotated pictures; the copy nearest to a row determines its nearness. All
     rows are rounded to whole numbers so small that float32 computes exactly. The nearness of a row then depends on no
