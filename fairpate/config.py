@@ -839,8 +839,8 @@ class TasksConfig(Section):
 class SweepConfig(Section):
     """The configuration of a sweep: methods x data sets x seeds x grids.
 
-    If several grids name the same field, the method's grid takes precedence, then the data set's. A field of the
-    sweep's or a data set's grid varies only for methods that read it.
+    If several grids name the same field, the method's grid takes precedence, then the data set's. A field in the grid
+    of the sweep or of a data set is varied only for methods that read this field.
     """
 
     out: Path | None = Field(None, description="Folder of the sweep; null: named after the file.")

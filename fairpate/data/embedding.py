@@ -492,11 +492,11 @@ FEATURES = Option(
 
 def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
     """Return records whose pictures are replaced by features: ``oriented_gradients``, or the output of the user's own
-    ``module:function``.
+    function, named as ``module:function``.
 
-    A declaration may name a function from one picture (channels, height, width), bytes, to a vector of finite numbers.
-    The function must not depend on private records. It gets one picture at a time, so that no record's features depend
-    on another's, and runs only if files may name code (:mod:`fairpate.config`).
+    The function maps one picture (channels, height, width), bytes, to a vector of finite numbers. It must not depend on
+    private records. It gets one picture at a time, so that no record's features depend on another's. It runs only if
+    the user allows files to name code (:mod:`fairpate.config`).
     """
     pictures = records.records.x
     if not PLACE.fullmatch(features):

@@ -276,8 +276,9 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """Events (a prediction, given a condition) and their rates by group: numerators ``hits_EG``, denominators
-    ``sizes_EG``, and a :class:`GroupCell` that describes each event."""
+    """Several events (a prediction, given a condition) and their rates by group. A rate is ``hits_EG / sizes_EG``: the
+    records with the event, divided by those that meet its condition. ``cells`` describes each event.
+    """
 
     hits_EG: FloatArray
     sizes_EG: FloatArray

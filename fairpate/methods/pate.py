@@ -322,8 +322,8 @@ def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """The charges in a ledger, the record of answered queries, query by query. They depend on votes and are for the
-    operator only, except :meth:`submitted`.
+    """The charges of answered queries in a ledger, by query. They depend on votes, so they are for the operator only,
+    except the result of :meth:`submitted`.
 
     ``charges_Q[i]`` are the ledger's charges for query i: one for each attempt that a crash interrupted, then one with
     the outcome.
@@ -562,8 +562,9 @@ def _submit(
     """Submit the queries to the aggregator as in FairPATE's Algorithm 1 and return the result.
 
     With the setting ``aggregator.admission``, queries are submitted in rounds. The first round submits candidates in
-    their order; later rounds submit those that the gate would probably accept. All rounds together submit the planned
-    number of queries, or fewer if the gate would accept no more.
+    their order. Each later round submits those for which the fairness gate would probably accept the label, as
+    predicted by a student of the labels released so far. All rounds together submit the planned number of queries, or
+    fewer if the gate would accept no more.
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     if admission is None:

@@ -118,7 +118,8 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class RateTerm:
-    """The rates at which records in one union of cells get each predicted class, added up with one weight per class.
+    """One term of a rate constraint. It reads the records in a union of ``cells``, and adds up, with ``weights``, the
+    rates at which these records get each class as their prediction.
 
     ``of_all``: the rates are relative to the number of all records, not to that of the union.
     """
@@ -191,8 +192,9 @@ class RateConstraints:
 
     @cached_property
     def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
-        """All U unions of cells that terms use: which cells are in each union (U, Q), whether its rates are relative to
-        the number of all records (U,), and the weights of its rates in each constraint (J, U, C)."""
+        """The U different unions of cells that terms use, as three arrays: the cells in each union (U, Q), whether its
+        rates are relative to the number of all records (U,), and the weights of its rates in each constraint (J, U, C).
+        """
         union_of = {
             term: (tuple(sorted(set(term.cells))), term.of_all) for each in self.constraints for term in each.terms
         }
@@ -640,10 +642,11 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
 class HistogramSteps:
     """The steps of DP-SGD together with the noise of the histograms.
 
-    ``laplace_scale``: scale of the noise on every entry; a record changes all entries by 1 in L1. ``size_floor``: the
-    least size, in records, that is used for a union of cells. ``averaged_share``: share of the last steps whose weights
-    are averaged. ``size_noise``: standard deviation of the noise on the number of records of every cell, which a record
-    changes by 1 in L2; None: these numbers are not released.
+    - ``laplace_scale``: scale of the noise on every entry; a record changes all entries by 1 in L1.
+    - ``size_floor``: the least number of records of a union of cells; smaller noisy sizes are replaced by it.
+    - ``averaged_share``: the share of the steps, counted from the end, whose model weights are averaged.
+    - ``size_noise``: standard deviation of the noise on the number of records of every cell, which a record changes by
+      1 in L2; None: these numbers are not released.
     """
 
     gradient: PrivateSteps
