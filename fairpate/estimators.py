@@ -567,8 +567,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     private records, the number of public ones, and whether they are pictures. Single settings are reached as
     ``dp_fermi__weight``, in ``set_params`` and in searches. Further parameters:
 
-    - ``epsilon``, ``delta``, ``model``, ``idp3``, ``calibration``: short for ``target.epsilon``, ``target.delta``,
-      ``student.model``, ``student.idp3`` and ``public_data.calibration``, which they override; None: not given.
+    - ``epsilon``, ``delta``, ``model``, ``calibration``: short for ``target.epsilon``, ``target.delta``,
+      ``student.model`` and ``public_data.calibration``, which they override; None: not given.
+    - ``idp3``: short for ``student.idp3``, a demographic-parity gate that may refuse to answer at prediction.
     - ``public_X``, ``public_sensitive_features``: public records, if they are not given to ``fit``; a number draws that
       many records of independent standard normal features, for use without any public record.
     - ``sensitive_feature``: the column of ``X`` that contains the groups, by name or position; it is then no feature. A
@@ -589,10 +590,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     After ``fit``: ``classes_``; ``groups_``, the names of the groups in the records; ``n_features_in_`` and
     ``feature_names_in_``; ``network_`` and ``student_``, the published model, with the embedding that it reads;
-    ``trained_``, everything that the method released; ``events_``, the accountant's events; ``privacy_``, their total
-    cost; ``noise_``, the source of the noise; ``config_``, the configuration that ran. A search over settings trains on
-    the same records many times: each training costs ``privacy_`` again, and the operator's odometer adds them up if
-    ``odometer`` is given.
+    ``trained_``, everything that the method released; ``events_``, the privacy events of the training; ``privacy_``,
+    their total cost; ``noise_``, the source of the noise; ``config_``, the configuration that ran.
+
+    A search over settings trains on the same records many times: each training costs ``privacy_`` again. The operator's
+    odometer adds these costs up if ``odometer`` is given.
 
     >>> FairClassifier("dp_fermi", epsilon=1.0, dp_fermi={"weight": 2.0}, random_state=0)
     FairClassifier(method='dp_fermi', epsilon=1.0, dp_fermi={'weight': 2.0}, random_state=0)
@@ -1411,12 +1413,13 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
 
 
 def announce_search(search: Any, y: npt.ArrayLike) -> str:
-    """Return what a scikit-learn search over a :class:`FairClassifier` will spend; call it before the search's ``fit``.
+    """Check, before a scikit-learn search over a :class:`FairClassifier`, that the odometer's limit has room for all
+    its trainings. Return a sentence on what the search will spend. Call this before the search's ``fit``.
 
     Such a search (``GridSearchCV`` or ``RandomizedSearchCV``; its estimator may be a pipeline that ends in the
     classifier) trains once for each combination of settings and fold, and once more if it refits. Each training costs
-    its epsilon, and the classifier's odometer adds them up. Without this call, the odometer refuses only the first
-    training beyond the limit, when the trainings before it have been charged already.
+    its epsilon, and the classifier's odometer adds them up. Without this check, a search that exceeds the limit fails
+    midway, after its first trainings have been charged.
 
     ValueError if the sum is above the limit; UserWarning if there is no limit and the sum is above 10. TypeError for
     another kind of search, for a classifier without ``odometer`` or ``epsilon``, and if the search draws epsilon at

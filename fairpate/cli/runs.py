@@ -119,8 +119,11 @@ def run(
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
-    """Return the forecast of a run of ``config``, for `fairpate run --dry-run`. If ``overrides`` (the user's settings)
-    are given, other methods whose labels come from a noisy vote are forecast too."""
+    """Return the forecast of a run of ``config``: its privacy cost, and how much signal its noise would leave.
+
+    ``overrides`` are the user's settings if the method was chosen for the user. Other methods that label public records
+    by noisy votes are then forecast too, for comparison.
+    """
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
@@ -261,9 +264,9 @@ def select(
 ) -> Output:
     """Choose settings by private validation records, within the privacy guarantee, and publish the chosen model.
 
-    Without --trials, all settings learn from one noisy release, so training has no further privacy cost, and the
-    exponential mechanism draws one of the models. With --trials, each training reads private records, and the best of a
-    secret number of trainings is published. In both cases the privacy statement says that tuning is accounted for.
+    Without --trials, all settings learn from one noisy release, so that training has no further privacy cost. The
+    exponential mechanism then draws one of the models. With --trials, each training reads private records, and the best
+    of a secret number of trainings is published. The privacy statement accounts for the choice.
 
     Args:
         config: YAML file of a comparison: the settings to choose from.
@@ -566,8 +569,8 @@ def dossier(
 ) -> Output:
     """Fill in a form about a published run: registry entry, NIST's hazards, or egress report.
 
-    A line is filled in from public fields, which it names. Other lines are left to the operator, or are open until the
-    run publishes a file that fills them in.
+    A line is filled in from fields of published files, and names these fields. It is left to the operator if only the
+    operator knows the answer, and it is open while no published file has the answer.
 
     Args:
         form: The form: registry, nist or egress.

@@ -232,7 +232,7 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
     """Record the last entry of a ledger at a second location too, so that an older copy of the ledger is refused.
 
-    From its next start on, a service records each of its entries at this location too.
+    A service also records each new entry at the second location, once it is started again.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
@@ -292,7 +292,8 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     Args:
         epsilon: Largest epsilon of all releases together.
         unit: Unit of privacy: record, person, sensitive attribute, or one that you declared. A limit on record includes
-            releases by person. Default: record; if all releases have one unit other than person, that unit.
+            releases by person. Default: the unit of all earlier releases, if they have only one and it is not person;
+            otherwise record.
         delta: Delta at which the sum of all releases is compared with the limit.
     """
     from fairpate.data import REGISTRY
@@ -367,7 +368,8 @@ def _settings(
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     """Return ``function`` as a command that has the options of :func:`_settings` instead of the parameter ``settings``.
 
-    The attribute ``parts`` of the returned function is the pair of ``function`` and :func:`_settings`.
+    The attribute ``parts`` of the returned function lists the functions that read these options: ``function`` and
+    :func:`_settings`.
     """
     # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))

@@ -104,10 +104,11 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield a mapping for each field of a configuration section and of the sections in it: the dotted name ``field``,
-    the ``meaning``, the ``default``, and ``set``, the argument with which `--set` sets this default.
+    """Yield a mapping for each field of a configuration section and of its subsections.
 
-    ``prefix`` is put in front of all names. A section with a description has a mapping too, without a default.
+    Each mapping has the dotted name (``field``), the ``meaning``, the ``default``, and the argument of `--set` that
+    sets this default (``set``). A subsection with a description also has a mapping of its own, with its name and
+    meaning only. ``prefix`` is put in front of all names.
     """
     described = getattr(type(section), "model_fields", {})
     for name in described or [field.name for field in fields(section)]:
@@ -169,7 +170,7 @@ def outcome(run: RunDirectory) -> Output:
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
     """Return what `fairpate data check` prints about a declaration of records: a table of rows by file and counts by
-    column, then the faults, or the command to run next.
+    column, and the faults. If there are no faults, the command to run next is printed instead.
 
     ``questions`` is the number of questions in a drafted declaration that are still to be answered.
     """

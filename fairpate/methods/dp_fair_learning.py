@@ -170,13 +170,15 @@ def play(
     violations: Callable[[Rule], FloatArray],
     on_round: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[tuple[Rule, ...], FloatArray]:
-    """Play the game between learner and auditor; return the learner's rule of every round, and the mean multipliers by
-    sign, non-reference group and event (S, O, E).
+    """Play the game between a learner of rules (classifiers) and an auditor of fairness. Return the learner's rule of
+    every round, and the auditor's mean multipliers by sign, non-reference group and event (S, O, E).
 
-    ``rules`` are the parameters of the game; the returned rules are classifiers. ``answer`` maps prices (G, E),
-    the extra costs of predicting 1, to the learner's rule. ``violations`` maps a rule to its violations (S, O, E) of
-    the parity constraint, which move the auditor's multipliers. ``shares_GE``: the shares of groups and events among
-    all records. ``on_round(done, total)`` is called after each round.
+    - ``rules``: the parameters of the game.
+    - ``shares_GE``: the share of each group and event among all records.
+    - ``answer``: the learner: maps prices (G, E), the extra costs of predicting 1, to a rule.
+    - ``violations``: maps a rule to its violations (S, O, E) of the parity constraint, which change the auditor's
+      multipliers.
+    - ``on_round(done, total)``: called after each round.
     """
     num_groups, num_events = shares_GE.shape
     # Two signs, because each gap is bounded on both sides.
@@ -277,11 +279,11 @@ class Setting:
         self, count: int, *kinds: type[PureReleases], others: tuple[PureReleases, ...] = ()
     ) -> tuple[float, tuple[PureReleases, ...], FloatArray]:
         """Charge all releases of the game between learner and auditor, and release the share of each cell (group and
-        outcome) among all records, so that the price of a violation depends on public numbers only.
+        event) among all records. With these shares, the price of a violation depends on public numbers only.
 
-        The rounds make ``count`` releases of each kind of event among the arguments ``kinds``; those of ``others`` are
-        made once. Return the epsilon of one release in a round, all events, and the shares. ValueError, before
-        anything is released, if the target leaves nothing for the rounds.
+        In its rounds the game makes ``count`` releases of each of the ``kinds``, which are classes of privacy events.
+        ``others`` are the events of releases outside the rounds. Return the epsilon of one release in a round, all
+        events, and the shares. ValueError, before anything is released, if the target leaves nothing for the rounds.
         """
         sizes = LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
         epsilon = release_epsilon_for(
@@ -346,13 +348,13 @@ def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> Flo
 
 
 class Regression:
-    """The ridge regression by which the learner fits its linear rule in every round, solved once as far as it reads no
-    group.
+    """The ridge regression by which the learner fits its linear rule in every round. Whatever does not depend on groups
+    is computed once, in advance.
 
-    A round's rule has the coefficients ``public`` + ``lift`` F' p, where p are the records' prices. F (``components``)
-    are the features or, with ``num_directions``, their leading principal components of unit length: prices then change
-    the rules in these directions only, and far less noise is needed. ``norms_E``: the largest L1 norm of a record's row
-    of F, by event.
+    The rule of a round has the coefficients ``public`` + ``lift`` F' p: p are the prices of the records in this round,
+    F is ``components``, and the matrix ``lift`` maps F' p to coefficients. F are the features or, with
+    ``num_directions``, their leading principal components of unit length. Prices then change rules in these directions
+    only, for which far less noise is needed. ``norms_E``: the largest L1 norm of a record's row of F, by event.
     """
 
     def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
@@ -512,9 +514,8 @@ def published_num_rounds(
 
 
 class OracleLearner(PrivateMethod):
-    """DP-oracle-learner for two classes, which protects each record's sensitive attribute.
-
-    Its noise is calibrated to the target.
+    """DP-oracle-learner for two classes. It protects each record's sensitive attribute, with noise calibrated to the
+    target.
     """
 
     title: ClassVar[str] = "DP-oracle-learner"

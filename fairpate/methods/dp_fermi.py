@@ -108,15 +108,17 @@ def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_
 
 
 class MatrixGame:
-    """The matrices W of DP-FERMI's fairness adversary, the linear term that they add to each record's loss, and
-    gradient ascent on W.
+    """The fairness adversary of DP-FERMI: a matrix W for each event (a condition under which groups are compared), and
+    gradient ascent on these matrices.
 
-    ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
-    None: 1.5 sqrt(C), which is 1.5 times its norm if predictions and groups are independent. With a ``weight`` (lambda)
-    of 0 all matrices stay 0. ``record_sensitivity`` bounds how much one record changes the gradient with respect to the
-    matrices in L2 norm, ``group_sensitivity`` how much a change of a record's group does. ``pull_KC`` has the
-    coefficients of the linear term: ``<t @ pull_KC, F>`` for a record with targets t (:func:`watched_targets`) and
-    predictions F. The arrays are so small that numpy is faster than torch.
+    - ``shares_EG``: the share of each group in each event, all positive.
+    - ``weight``: lambda; with 0 all matrices stay 0.
+    - ``radius``: the largest Frobenius norm of an event's matrix; None: 1.5 sqrt(C), which is 1.5 times the norm that
+      the matrix has if predictions and groups are independent.
+    - ``pull_KC``: the coefficients of the linear term that the adversary adds to a record's loss: ``<t @ pull_KC, F>``
+      for targets t (:func:`watched_targets`) and predictions F.
+    - ``record_sensitivity``, ``group_sensitivity``: the largest L2 change of the gradient with respect to the matrices,
+      by one record, and by a change of one record's group.
     """
 
     def __init__(
@@ -183,8 +185,10 @@ class MatrixGame:
         self.pull_KC[self.num_classes :] = torch.from_numpy(pull_EGC.reshape(-1, self.num_classes))
 
     def split_pulls(self) -> None:
-        """Split the coefficients ``pull_KC`` of the linear loss term into ``common_pull_KC``, the same for all groups,
-        and ``own_pull_KC``, whose mean over groups is 0."""
+        """Split the coefficients ``pull_KC`` of the linear loss term into a part that is the same for all groups
+        (``common_pull_KC``), and one whose mean over groups is 0 (``own_pull_KC``). Only gradients of the latter depend
+        on the group, and need noise if only the group is protected.
+        """
         gain_EGC = self._scale_EG1 * self.matrix_EGC
         own_EGC = self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True))
         self.own_pull_KC[self.num_classes :] = torch.from_numpy(own_EGC.reshape(-1, self.num_classes))
@@ -451,7 +455,7 @@ class FermiTrained(Trained):
 
 
 class DpFermi(DpSgdFamily):
-    """DP-FERMI, calibrated to the target, which protects one record or person, or only one sensitive attribute."""
+    """DP-FERMI, with noise calibrated to the target. It protects records or persons, or only a sensitive attribute."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-FERMI"

@@ -215,7 +215,7 @@ class DpSgdFamily(PrivateMethod):
 
 
 class DpSgd(DpSgdFamily):
-    """DP-SGD, with noise calibrated to the target, which protects one record or one person."""
+    """DP-SGD, with noise calibrated to the target. It protects one record or one person."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-SGD"

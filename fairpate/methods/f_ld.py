@@ -94,8 +94,9 @@ else:  # a configuration is read without torch
 
 
 class FairLoopConfig(Section):
-    """Settings of the training loop of F-LD and PF-LD (without and with privacy), which drives means of groups to the
-    population's mean by Lagrange multipliers."""
+    """Settings of the training loop of F-LD, and of PF-LD, its private variant. Lagrange multipliers make the mean of
+    each group (of predictions or losses) approach the mean of all groups.
+    """
 
     constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
         "demographic_parity",
@@ -167,9 +168,9 @@ def train_f_ld(
     """Train ``model`` in place by F-LD (fairness by Lagrange multipliers), without privacy, on ``x`` (N, ...), ``y``
     and ``groups`` (N,), and return it.
 
-    Groups may be ``UNKNOWN``. A cell is a group within a population. The violation of a cell of which a batch has no
-    record is 0 in that batch. ValueError for a cell without any record, unless ``allow_empty_cells``: then the cell has
-    no constraint.
+    A record whose group is ``UNKNOWN`` is in no group's mean. A cell is one group within a population: all records, or
+    the records with one label. In a batch without records of a cell, the cell's violation counts as 0. ValueError for a
+    cell without any record, unless ``allow_empty_cells``: then the cell has no constraint.
     """
     cells = parity.cells(y, groups)
     sizes_UG = parity.group_sizes(cells)
@@ -491,12 +492,12 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
 
 
 def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
-    """Return the least noise multipliers at which PF-LD costs at most ``target``; ``config`` divides the budget among
-    gradients, violations and sizes.
+    """Return the least noise multipliers at which PF-LD costs at most ``target``.
 
-    For public batches the cost is determined by a sum of one term per kind of release: its number of releases divided
-    by its squared noise multiplier. ``dual_share`` is the part of violations in this sum, ``size_share`` that of sizes;
-    gradients have the rest. ValueError for a target that no noise reaches.
+    ``config`` divides the budget among three kinds of releases. With public batches the cost grows with a sum over
+    these kinds: the number of releases divided by the squared noise multiplier. ``config.dual_share`` is the share of
+    violations in this sum, ``config.size_share`` that of sizes, and gradients have the rest. ValueError for a target
+    that no noise reaches.
     """
 
     def noise_at(scale: float) -> PfLdNoise:
@@ -536,9 +537,8 @@ def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
 
 
 class PfLd(PrivateMethod):
-    """PF-LD, private training with fairness by Lagrange multipliers, which protects one sensitive attribute.
-
-    Its noise is calibrated to the target.
+    """PF-LD: private training with fairness by Lagrange multipliers. It protects one sensitive attribute, with noise
+    calibrated to the target.
     """
 
     title: ClassVar[str] = "PF-LD"

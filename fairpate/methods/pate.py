@@ -312,8 +312,8 @@ def public_records(public: Split, labelled: LabelledSet) -> students.PublicRecor
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """The charges in a ledger, the record of answered queries, query by query. They depend on votes and are for the
-    operator only, except :meth:`submitted`.
+    """The charges of answered queries in a ledger, by query. They depend on votes, so they are for the operator only,
+    except the result of :meth:`submitted`.
 
     ``charges_Q[i]`` are the ledger's charges for query i: one for each attempt that a crash interrupted, then one with
     the outcome.
@@ -387,10 +387,13 @@ _BLOCK = 256
 class ReleasePlan:
     """The plan of a release of labels, fixed before the first vote.
 
-    It contains the ``method``, the ``dataset`` as its voters see it, and the public records that are the ``queries``.
-    ``mechanism`` is the method's, with noise scaled to the target if there is one; ``unit`` is the unit of privacy: one
-    unit moves at most one vote per query; ``source`` is the noise source. ``counted_beforehand`` is the number of
-    queries charged at the start, if released labels may decide to submit fewer; otherwise 0.
+    - ``method``, ``dataset``: the method, and the data set that its voters and queries are from.
+    - ``queries``: the public records that are submitted as queries.
+    - ``mechanism``: the mechanism that turns votes into a label, with noise scaled to the target if there is one.
+    - ``unit``: the unit of privacy; one unit changes at most one vote on each query.
+    - ``source``: the source of the noise.
+    - ``counted_beforehand``: the number of queries that are charged at the start, if released labels may decide to
+      submit fewer; otherwise 0.
     """
 
     method: VotingMethod
@@ -407,11 +410,11 @@ class ReleasePlan:
         return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
 
     def count_fitting(self) -> int:
-        """Return the number of planned queries for which the budget has room; all of them if this number depends on
-        votes.
+        """Return the number of planned queries for which the budget has room. If votes decide when the budget ends,
+        return the number of all planned queries.
 
-        It depends on public facts only and is known before any teacher is trained. ConfigError for a budget without
-        room for one query.
+        So the result depends on public facts only, and is known before any teacher is trained. ConfigError for a budget
+        without room for one query.
         """
         wanted = self.method.aggregator.num_queries or len(self.queries)
         # Without a budget the ledger gets one that has room for all.
@@ -427,8 +430,8 @@ class ReleasePlan:
         """Return the terms of the run's ledger (mechanism, budget and voters); ``ensemble`` is the digest of the
         voters.
 
-        Without a configured budget, the ledger's budget has room for the run's queries and one more block of queries,
-        which a crash may waste.
+        If no budget is configured, the ledger's budget has room for the run's queries and one more block of queries: a
+        crash may interrupt a block, whose queries are then charged twice.
         """
         delta = self.method.target.delta
         terms = LedgerTerms(
@@ -455,10 +458,11 @@ class ReleasePlan:
 class Labels(Trained):
     """Released labels with their events, before a student is trained.
 
-    ``events`` are those of the submitted queries, or those of the planned ones if released labels may have decided how
-    many were submitted. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if votes decided
-    when to stop. ``spending``: the charges, for the operator's reports; None if the queries are not public records, so
-    that there are no groups to show, and after a student was trained.
+    - ``events``: those of the submitted queries; those of the planned ones, if released labels may have decided how
+      many were submitted.
+    - ``epsilon_bound``: the guarantee that was fixed before the first query; None if votes decided when to stop.
+    - ``spending``: the charges of the queries, for the operator's reports. None after a student was trained, and if the
+      queries have other groups than the data set of the run.
     """
 
     labelled: LabelledSet
@@ -548,8 +552,9 @@ def _submit(
     """Submit the queries to the aggregator as in FairPATE's Algorithm 1 and return the result.
 
     With the setting ``aggregator.admission``, queries are submitted in rounds. The first round submits candidates in
-    their order; later rounds submit those that the gate would probably accept. All rounds together submit the planned
-    number of queries, or fewer if the gate would accept no more.
+    their order. Each later round submits those for which the fairness gate would probably accept the label, as
+    predicted by a student of the labels released so far. All rounds together submit the planned number of queries, or
+    fewer if the gate would accept no more.
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     if admission is None:
@@ -675,8 +680,8 @@ class VotingMethod(Method):
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """Return the plan of the release, fixed before the first vote; noise is scaled to the target if there is one.
 
-        A subclass may pass another ``dataset``, as its voters see it: their private records, and the queries as public
-        records.
+        ``dataset``: the voters' private records, and as its public records those to be queried. A subclass whose voters
+        learn from other records than those of the run passes a data set of its own.
         """
         queries = choose_queries(dataset, self.queries)
         budget, target, mechanism = self.queries.budget, self.target, self.mechanism
@@ -808,14 +813,17 @@ streaming_filter = filter_stream
 
 
 def preprocessing_factor(max_disparity: float | Fraction) -> int:
-    """Return the integer K of FairPATE's Theorem 1, by which the sorted filter multiplies epsilon; a float
-    ``max_disparity`` is read as the decimal number that it prints."""
+    """Return the integer K of FairPATE's Theorem 1: :func:`sorted_filter`, applied to the records before a private
+    mechanism, multiplies the mechanism's epsilon by K. A float ``max_disparity`` is read as the decimal number that it
+    prints.
+    """
     return 2 + math.ceil(_share(max_disparity))
 
 
 def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: float | Fraction) -> tuple[float, float]:
-    """Return the (epsilon, delta) of FairPATE's sorted filter, which drops records of the larger group, followed by an
-    (``epsilon``, ``delta``)-DP mechanism."""
+    """Return the (epsilon, delta) of an (``epsilon``, ``delta``)-DP mechanism whose input has passed FairPATE's
+    :func:`sorted_filter`.
+    """
     if not 0 <= epsilon < math.inf or not 0 <= delta < 1:
         raise ValueError(f"Expected a finite epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
     factor = preprocessing_factor(max_disparity)
@@ -830,8 +838,9 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
 def target_behind_sorted_filter(
     epsilon: float, delta: float, *, max_disparity: float | Fraction
 ) -> tuple[float, float]:
-    """Return the largest (epsilon, delta) that a mechanism after FairPATE's sorted filter may have, so that both
-    together are (``epsilon``, ``delta``)-DP."""
+    """Return the largest (epsilon, delta) of a mechanism that, with its input passed through FairPATE's
+    :func:`sorted_filter`, is (``epsilon``, ``delta``)-DP.
+    """
     # The cost is computed for its checks alone. K changes at epsilon / K together multiply delta by K e^epsilon.
     factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)
     return epsilon / factor, delta * math.exp(-epsilon) / factor
@@ -840,10 +849,11 @@ def target_behind_sorted_filter(
 def sorted_filter(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, order_N: npt.ArrayLike, *, max_disparity: float | Fraction
 ) -> npt.NDArray[np.bool_]:
-    """Return True for each record that the sorted filter of FairPATE's Theorem 1 keeps, shape (N,).
+    """Return True for each record that the sorted filter of FairPATE's Theorem 1 keeps, shape (N,). For each label it
+    drops records of the larger of two groups, the last ones by rank, so that the groups differ little in size.
 
-    ``order_N`` are distinct public ranks, each a function of its record alone. ValueError for groups other than 0 and
-    1, for lengths that differ and for equal ranks.
+    ``max_disparity`` determines how much larger a group may remain. ``order_N`` are distinct public ranks, each a
+    function of its record alone. ValueError for groups other than 0 and 1, for lengths that differ and for equal ranks.
     """
     labels, groups, order = np.asarray(labels_N), np.asarray(groups_N), np.asarray(order_N)
     if not len(labels) == len(groups) == len(order):
@@ -872,8 +882,9 @@ def sorted_filter(
 
 
 def _share(max_disparity: float | Fraction) -> Fraction:
-    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, exactly: the excess of the larger group that the
-    sorted filter keeps, as a share of the smaller group."""
+    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, as an exact fraction. :func:`sorted_filter` lets the
+    larger group exceed the smaller by this fraction of the smaller group's size.
+    """
     if not 0 <= max_disparity < 1:
         raise ValueError(f"Expected 0 <= max_disparity < 1, got {max_disparity}.")
     # As the decimal that it prints: the binary 0.8 is a little larger, and would make K 11 instead of 10.

@@ -60,16 +60,20 @@ _STEPS = 2**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """Maps records to whole-number coordinates, between which distances are exact. Records are embedded; then their
-    coordinates are rounded to whole steps, and clipped far outside the public pool."""
+    """Maps records to whole-number coordinates, for which distances are computed exactly.
+
+    A record is embedded by a rule fitted to public records, and its coordinates are rounded to whole numbers of steps.
+    Coordinates far beyond those of public records are clipped.
+    """
 
     embed: Embed
     steps: float
 
     @classmethod
     def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-        """Fit the embedding to the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors of its
-        neighbourhood graph."""
+        """Fit the embedding to the public ``pool`` (M, ...). ``seed`` determines the start of the iterative solver for
+        eigenvectors, if ``embedding`` is a neighbourhood graph.
+        """
         # Without steps of its own: coordinates are rounded once, below.
         config = EmbeddingConfig(num_components=min(num_components, ray_pool.MOST_COORDINATES))
         embed: Embed = Components.of(pool, config, evened=False, plain=True)
@@ -124,7 +128,9 @@ NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
 
 
 class PrivateKnnConfig(Section):
-    """Settings of the voters and of the noise; with a target epsilon, both noises are scaled until the queries fit."""
+    """Settings of the voters and of the noise. With a target epsilon, the noise on counts and on the threshold check is
+    scaled by one factor, so that all queries together meet the target.
+    """
 
     sampling_rate: float = Field(
         0.1, gt=0, le=1, description="Probability that a query samples a given private record, or person."
@@ -159,7 +165,9 @@ class PrivateKnnConfig(Section):
 
 
 class PrivateKnn(VotingMethod):
-    """Private-kNN, in which the nearest sampled records vote; it protects one record or person, added or removed."""
+    """Private-kNN: for each query, the nearest records in a random sample of private records vote. It protects one
+    record or person, added or removed.
+    """
 
     protects_persons: ClassVar[bool] = True
     rate_tells_size: ClassVar[bool] = False

@@ -114,7 +114,8 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class RateTerm:
-    """The rates at which records in one union of cells get each predicted class, added up with one weight per class.
+    """One term of a rate constraint. It reads the records in a union of ``cells``, and adds up, with ``weights``, the
+    rates at which these records get each class as their prediction.
 
     ``of_all``: the rates are relative to the number of all records, not to that of the union.
     """
@@ -185,8 +186,9 @@ class RateConstraints:
 
     @cached_property
     def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
-        """All U unions of cells that terms use: which cells are in each union (U, Q), whether its rates are relative to
-        the number of all records (U,), and the weights of its rates in each constraint (J, U, C)."""
+        """The U different unions of cells that terms use, as three arrays: the cells in each union (U, Q), whether its
+        rates are relative to the number of all records (U,), and the weights of its rates in each constraint (J, U, C).
+        """
         terms = [term for constraint in self.constraints for term in constraint.terms]
         union_of = {term: (tuple(sorted(set(term.cells))), term.of_all) for term in terms}
         unions = list(dict.fromkeys(union_of.values()))
@@ -419,13 +421,17 @@ class RacoDpConfig(Section):
 
 
 class PricedLoss:
-    """The loss of a record in RaCO-DP: cross entropy plus the inner product of its predictions s(x) with the prices of
-    its cell, the derivatives of the weighted constraints.
+    """The loss of a record in RaCO-DP: its cross entropy, plus the inner product of its predictions s(x) with the
+    prices of its cell. Prices are the derivatives of the constraints, weighted by their multipliers, with respect to
+    the sums of predictions in a cell, one for each class.
 
-    s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. Targets are those
-    of :meth:`targets`. With ``counts_labels`` the histogram counts predicted labels instead of probabilities.
-    ``release`` maps a batch's exact histogram (Q, C) to prices, adding the noise. While ``prices_QC`` is None, the next
-    call must get the outputs of a whole batch: it releases their histogram and sets the prices.
+    s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. ``targets`` encodes
+    each record's label and cell. Prices are computed for each batch, from the noisy histogram of its predictions:
+
+    - ``release`` maps the exact histogram (Q, C) to prices, adding the noise.
+    - ``counts_labels``: the histogram counts predicted labels instead of probabilities.
+    - ``prices_QC``: the prices of the present batch. While it is None, the next call must get the outputs of a whole
+      batch; it releases their histogram and sets the prices.
     """
 
     def __init__(
@@ -484,7 +490,8 @@ class PricedLoss:
         """Release the noisy histogram of the next batch's predictions, even if the batch is empty, and set the prices
         for its gradients.
 
-        For this histogram, a batch that is processed in parts or by owner passes through the model once more.
+        A batch that is later processed in one piece releases its histogram then. Other batches are passed through the
+        model here, in addition to the pass for their gradients.
         """
         from fairpate.nn.per_example import shares_of  # a configuration is read without torch
 
@@ -593,10 +600,11 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
 class HistogramSteps:
     """The steps of DP-SGD together with the noise of the histograms.
 
-    ``laplace_scale``: scale of the noise on every entry; a record changes all entries by 1 in L1. ``size_floor``: the
-    least size, in records, that is used for a union of cells. ``averaged_share``: share of the last steps whose weights
-    are averaged. ``size_noise``: standard deviation of the noise on the number of records of every cell, which a record
-    changes by 1 in L2; None: these numbers are not released.
+    - ``laplace_scale``: scale of the noise on every entry; a record changes all entries by 1 in L1.
+    - ``size_floor``: the least number of records of a union of cells; smaller noisy sizes are replaced by it.
+    - ``averaged_share``: the share of the steps, counted from the end, whose model weights are averaged.
+    - ``size_noise``: standard deviation of the noise on the number of records of every cell, which a record changes by
+      1 in L2; None: these numbers are not released.
     """
 
     gradient: PrivateSteps
@@ -623,9 +631,9 @@ def plan_steps(
 ) -> HistogramSteps:
     """Return the steps for ``num_records`` private records or persons, with the given noise.
 
-    ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of gradients and sizes of cells taken together
-    as one Gaussian release. The inverse squares of noise multipliers add up to its own, and the setting ``size_share``
-    is the share of sizes in this sum.
+    ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of a single Gaussian release with the cost of
+    two: the release of gradients and that of the sizes of cells. Costs add up as inverse squares of noise multipliers;
+    the sizes have the share ``size_share`` of the sum.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share
@@ -749,7 +757,7 @@ class Lagrangian:
 
 
 class RacoDp(DpSgdFamily):
-    """RaCO-DP, with noise calibrated to the target, which protects one record or person, with its group and label."""
+    """RaCO-DP, with noise calibrated to the target. It protects one record or person, with its group and label."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"
