@@ -124,11 +124,10 @@ MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
 
 
 class Registry(Mapping[str, DatasetEntry]):
-    """A mapping from names to data sets: the public data sets of pictures, and one table for each YAML file in
-    ``folder``, which is read on first use.
+    """A mapping from names to data sets: the public data sets of pictures, and the tables that the YAML files in
+    ``folder`` declare, one each. A file is read when its data set is first looked up.
 
-    :class:`DataSettingsError` for a file whose name is not that of the data set which it declares, and for a wrong
-    declaration.
+    :class:`DataSettingsError` for a wrong declaration, and for a file that is not named after its data set.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -241,14 +240,15 @@ def _files_of_test_records() -> dict[str, str]:
 
 
 def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
-    """Return the declared data set as it is loaded by one of several sites that compute together, or, with
-    ``has_private`` False, by their coordinator.
+    """Return the data set of one party to a computation over several sites: of a site, or of the coordinator if
+    ``has_private`` is False.
 
-    A site's private records may lack a class or a group. Declared files may be missing at a party that does not read
-    them. The coordinator does not read private records, and a site does not read validation and test records. With a
-    hashed split no party reads validation and test records, because each site sets test records aside from its private
-    ones. Errors as in :func:`load_data`. :class:`DataSettingsError` also if private records have no file of their own,
-    or if no declared file is left for the coordinator.
+    A site reads its own private records, which may lack a class or a group, and the public ones. The coordinator reads
+    public, validation and test records; with a hashed split only public ones, because each site then sets test records
+    aside from its private ones. Files that a party does not read may be missing.
+
+    Errors as in :func:`load_data`. :class:`DataSettingsError` also if private records have no file of their own, or if
+    the declaration has no file that the coordinator may read.
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
@@ -519,10 +519,12 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Download the files that data set ``name`` needs into ``data_dir`` and return their paths.
 
-    An existing, undamaged file is kept. A download is written to a temporary name and renamed only after its sha256 was
-    compared with the pinned one, so a damaged or interrupted download leaves nothing behind. ``stage`` displays the
-    progress of each download. :class:`DataError` names the address, the file and the folder to put it into if the file
-    cannot be downloaded, arrives damaged, or needs a registration (reported before anything is downloaded).
+    An existing, undamaged file is kept. A download is renamed to its final name only after its sha256 was compared with
+    the pinned one, so a damaged or interrupted download leaves nothing behind. ``stage`` displays the progress of each
+    download.
+
+    :class:`DataError` if a file cannot be downloaded, is damaged, or needs a registration with its publisher; the last
+    is reported before anything is downloaded. The message says how to get the file, and the folder to put it into.
     """
     files = entry_for(name).needed_files(options or {})
     missing = []
@@ -656,10 +658,11 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 @dataclass(kw_only=True)
 class Seen:
-    """Facts about one column of a file, collected batch by batch to draft its declaration.
+    """Facts about one column of a file, from which a declaration of this column is drafted: its values, their range,
+    the number of missing ones. They are collected batch by batch.
 
-    ``marks`` are values such as `n/a` that often mean a missing value. These values count as missing in a column of
-    numbers, and as text in a column of words.
+    ``marks`` are values such as `n/a`, which often mean that a value is missing. In a column of numbers they are taken
+    as missing values, in a column of words as text.
     """
 
     rows: int = 0
