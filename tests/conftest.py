@@ -51,7 +51,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     from hypothesis import settings
 
-    settings.register_profile("untimed", deadline=None, max_examples=25)
+    examples = 10 if session.config.getoption("markexpr") == "not slow" else 25
+    settings.register_profile("untimed", deadline=None, max_examples=examples)
     settings.load_profile("untimed")
     # Not earlier: it is for the processes that tests start, and workers of tests read graphs.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_WITHOUT_GRAPHS, os.environ.get("PYTHONPATH")]))
@@ -130,6 +131,16 @@ def drawings() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
     with replaced(without):
         yield partial(replaced, real)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_replicates() -> Iterator[None]:
+    """Intervals of metrics come from 100 resampled tables of a run's test records, not from 1,000."""
+    from fairpate.report.metrics import evaluate
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(evaluate.__kwdefaults__, "num_replicates", 100)
+        yield
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def train(out: Path, method: str, *overrides: str) -> RunDirectory:
         ("dp_postprocessing", [], True),
         ("dp_oracle_learner", [], False),
         ("randomised_response", ["randomised_response.form=one_step"], False),
-        ("randomised_response", ["randomised_response.form=two_step"], True),
+        pytest.param("randomised_response", ["randomised_response.form=two_step"], True, marks=pytest.mark.slow),
     ],
 )
 def test_a_randomised_classifier_is_published_and_measured_by_expectation(

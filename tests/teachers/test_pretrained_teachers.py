@@ -54,6 +54,7 @@ def assert_close(left: StackedWeights, right: StackedWeights, tolerance: float) 
         )
 
 
+@pytest.mark.slow
 def test_engines_agree_and_statistics_of_the_file_stay(file: Path) -> None:
     spec, start = spec_of(file), published("resnet18").state_dict()
     loop, stacked = (train_teachers(shards((4, 2)), spec, engine=engine) for engine in ("loop", "stacked"))  # type: ignore[arg-type]

@@ -114,6 +114,7 @@ def test_an_actor_that_keeps_dying_ends_the_run(ray_session: None, monkeypatch: 
         list(pool.run(lambda *_: os.kill(os.getpid(), signal.SIGKILL), None, [0]))
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_ends_the_run(ray_session: None) -> None:
     config = ONE_ACTOR.model_copy(update={"wait_for_nodes_s": 60})
     with RayPool(config, stall_timeout_s=1.0) as pool, pytest.raises(PoolError, match="within 1 s, while 1 blocks"):
@@ -191,6 +192,7 @@ def test_a_sum_that_was_interrupted_leaves_nothing_to_the_next(two_actors: RayPo
     assert total.tolist() == [3, 3]
 
 
+@pytest.mark.slow
 def test_actors_without_a_place_are_waited_for_while_the_others_work(ray_session: None) -> None:
     most = ray.cluster_resources()["CPU"] - 0.5  # of all CPUs but what the actors of the module have
     with RayPool(RayConfig(num_actors=3, num_cpus=most, wait_for_nodes_s=60)) as pool:
