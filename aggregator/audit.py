@@ -138,8 +138,8 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 
 
 class LogEnd(NamedTuple):
-    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains, and
-    ``chain``, the digest of its last line, which covers all lines before."""
+    """The end of an audit log: the last ledger entry and the last action of an operator that the log contains.
+    ``chain`` is the digest of the log's last line, and covers all lines before it."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")
@@ -158,15 +158,13 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     """
     name = shown(place)
     with closing(back_end(place).reader(place)) as reader:
-        start = reader.header.start
-        before = start if end.entry == START.entry else end.entry
+        before = reader.header.start if end.entry == START.entry else end.entry
         # A log that goes beyond the last entry saw entries that the ledger lacks now.
         last = reader.noted
         if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
-                f"{name}: the ledger has {last.number} entries, but the audit log ends with entry "
-                f"{before.number}: the ledger was "
-                "rolled back, or the log belongs to another ledger; restore the ledger, or give its own log."
+                f"{name}: the ledger has {last.number} entries, but the audit log ends with entry {before.number}: the "
+                "ledger was rolled back, or the log belongs to another ledger; restore the ledger, or give its own log."
             )
         # If entries follow, the digest of the first covers `before`, so that the log of another ledger fails there.
         rows = rows_after(reader, before.number)
@@ -197,9 +195,8 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     number = end.action.number
     if len(journal) <= number or journal[number][0] != end.action:
         raise LedgerError(
-            f"{actions}: this journal has no action {number}, with which the audit log ends: the journal was "
-            "cut, or the log belongs to "
-            "another run; restore the journal, or give its own log."
+            f"{actions}: this journal has no action {number}, with which the audit log ends: the journal was cut, or "
+            "the log belongs to another run; restore the journal, or give its own log."
         )
     for head, values in journal[number + 1 :]:
         line, chain = _chained({**values, "digest": head.digest}, end.chain)
@@ -258,8 +255,8 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
-    """Verify ``content``, read from the audit log ``log``, line by line; yield after each line the end of the log up to
-    it."""
+    """Verify ``content``, read from the audit log ``log``, line by line. Yield, for each line, the :class:`LogEnd` of a
+    log that ends with this line."""
     end = START
     for number, (values, chain) in enumerate(_verified(content, f"{log}: line"), start=1):
         try:
@@ -273,8 +270,8 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
 
 
 def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Verify JSON lines that end with their chains, digests of all lines up to them; yield each line's other values and
-    its chain.
+    """Verify JSON lines, each of which ends with its chain, the digest of all lines up to it. Yield each line's other
+    values and its chain.
 
     LedgerError at the first line whose chain is wrong. The error's message begins with ``name`` and the line's number.
     """
@@ -296,8 +293,8 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
 
 
 def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
-    """Return a JSON line that contains ``values`` and ends with its chain, and this chain: the SHA-256 of ``before``,
-    the previous line's chain, and of ``values`` as JSON."""
+    """Return a JSON line that contains ``values`` and ends with its chain, and return this chain too. The chain is the
+    SHA-256 of ``before``, the previous line's chain, and of ``values`` as JSON."""
     text = json.dumps(values, ensure_ascii=False)
     chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain

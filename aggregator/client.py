@@ -70,12 +70,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
     """
 
     def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        token: str | None = None,
-        timeout_s: float = 60.0,
-        retry: RetryRule | None = None,
+        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = 60, retry: RetryRule | None = None
     ) -> None:
         # A header and not a part of the URL, which servers and proxies log.
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -446,11 +441,7 @@ def query_batch(
 
 
 def _kept(
-    ids: Sequence[int],
-    replies: Sequence[Reply],
-    out: Path | None,
-    label_names: Sequence[str],
-    failure: str | None = None,
+    ids: Sequence[int], replies: Sequence[Reply], out: Path | None, names: Sequence[str], failure: str | None = None
 ) -> Output:
     """Write the replies to the pool records ``ids`` to ``out`` if it is not None, and return the output that the
     command prints. ``failure`` says why the batch ended early."""
@@ -478,8 +469,8 @@ def _kept(
     say(counted)
     shown = Table("query", "reply", box=None)
     for number, reply in zip(ids, replies, strict=False):
-        shown.add_row(str(number), describe(reply, label_names))
-    found = [{"id": id_} | reply_facts(reply, label_names) for id_, reply in zip(ids, replies, strict=False)]
+        shown.add_row(str(number), describe(reply, names))
+    found = [{"id": id_} | reply_facts(reply, names) for id_, reply in zip(ids, replies, strict=False)]
     return Output(facts={"replies": found, "counts": counts}, words=shown, code=code, failure=failure)
 
 

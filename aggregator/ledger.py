@@ -113,19 +113,16 @@ class Charge:
     asker: Asker
     at_s: float
 
-    @property
-    def verdict(self) -> str:
-        """``answer``, or the step that refused the query; ``open`` for a query without an outcome."""
-        return "open" if self.outcome is None else self.outcome.verdict
-
-    @property
-    def label(self) -> int | None:
-        """The label that was released; None for a query that was refused or has no outcome."""
-        return None if self.outcome is None else self.outcome.label
-
     def to_json(self) -> dict[str, Any]:
-        """Return the charge as a dictionary of plain values, one row of an export."""
-        row: dict[str, Any] = {name: getattr(self, name) for name in ("number", "key", "group", "verdict", "label")}
+        """Return the charge as a dictionary of plain values, one row of an export.
+
+        ``verdict``: ``answer``, or the step that refused the query; ``open`` for a query without an outcome. ``label``
+        is None for a query that was refused or has no outcome.
+        """
+        row: dict[str, Any] = {name: getattr(self, name) for name in ("number", "key", "group")}
+        row |= {"verdict": "open", "label": None}
+        if self.outcome is not None:
+            row |= {"verdict": self.outcome.verdict, "label": self.outcome.label}
         return row | {"votes": self.votes, **self.asker._asdict(), "at_s": self.at_s}
 
 
@@ -262,20 +259,12 @@ class LedgerState:
     @property
     def charges(self) -> tuple[Charge, ...]:
         """All charges, in the order they were made, with the outcomes of their queries."""
-        count = len(self.keys)  # the writer may be adding to the other columns
-        requests = (asked for asked in self.asked for _ in range(asked.num_queries))
-        columns = (self.keys[:count], self.groups, self.votes_QC[:count].tolist(), self.outcomes, requests)
+        rows = zip(self.charged(0, len(self.keys)), self.votes_QC.tolist(), strict=False)  # a writer may add votes
         return tuple(
             Charge(
-                number=number,
-                key=key,
-                group=group,
-                votes=tuple(votes_C),
-                outcome=settled,
-                asker=asked.asker,
-                at_s=asked.at_s,
+                number=n, key=key, group=group, votes=tuple(votes_C), outcome=found, asker=asked.asker, at_s=asked.at_s
             )
-            for number, (key, group, votes_C, settled, asked) in enumerate(zip(*columns, strict=False))
+            for n, ((key, group, found, asked), votes_C) in enumerate(rows)
         )
 
     def charged(self, start: int, stop: int) -> list[tuple[str, int, Outcome | None, Asked]]:
@@ -370,9 +359,13 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         number and digest are kept (:mod:`aggregator.store`). ``take_over``: end another process that writes the ledger,
         where the store can.
 
-        LedgerError if no ledger exists and ``create`` is False, if a part of it is missing or belongs to another
-        ledger, if another process writes it, if it cannot be written, if the digest of an entry is wrong, if the last
-        entry on record in the anchor is missing, or if its terms differ from ``terms`` (the message names both values).
+        LedgerError in these cases:
+
+        * No ledger exists and ``create`` is False, or a part of it is missing or belongs to another ledger.
+        * Another process writes the ledger, or it cannot be written.
+        * The digest of an entry is wrong, or the entry that the anchor notes is missing.
+        * Its terms differ from ``terms``; the message names both values.
+
         ValueError for a mechanism that is not registered.
         """
         self.place, self.terms, name = place, terms, store.shown(place)
@@ -424,7 +417,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             ) from error
 
     def close(self, *_: object) -> None:
-        """Close the ledger's files or its database connection, then its anchor; safe to call twice."""
+        """Close the ledger's files or its database connection, then its anchor (a copy of the last entry's digest at
+        another place); safe to call twice."""
         self._is_open = False
         # The mark above comes first: no thread begins a write into a store that is being closed.
         self._opened.close()
@@ -539,8 +533,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
     """Read and verify the ledger at ``place``, and return its state; nothing is written.
 
-    LedgerError if an entry's digest is wrong, if the last entry on record in the head file or the ``anchor`` is
-    missing, or if this is not a ledger of the current schema.
+    LedgerError if an entry's digest is wrong, or if this is not a ledger of the current schema. LedgerError also if the
+    ledger lacks the entry that is noted as its last one in the head file next to it, or in the file or database
+    ``anchor``.
     """
     # The anchor first: read after the rows, it may note an entry that a writer appended in between.
     noted = noted_at(anchor)
@@ -552,8 +547,8 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
     """Verify the stored entries of an open ledger, in slices of half a millisecond; yield after each slice the number
     of entries verified so far.
 
-    Edited, missing and lost entries are found, and also entries whose digests were all computed again with the ledger's
-    key: the last entry must be the one that this process wrote. LedgerError if an entry was changed or removed,
+    Edited, missing and lost entries are found. A ledger whose digests were all computed again with its key is found
+    too, because the last entry must be the one that this process wrote. LedgerError if an entry was changed or removed,
     UnreachableError if entries cannot be read now. Iterate to the end in one thread, at any pace.
     """
     # Up to the present end: what is appended meanwhile is verified in the next round.

@@ -107,18 +107,20 @@ class Mechanism(ABC):
 
     @abstractmethod
     def worst_case(self, num_queries: int) -> Event:
-        """Return the event of ``num_queries`` queries with its cost for any votes. A ledger charges this cost, which
-        may be published."""
+        """Return the privacy event of answering ``num_queries`` queries, whose cost is that of the worst votes. A
+        ledger charges this cost, which may be published."""
 
     def realised(self, votes_QC: IntArray) -> Event:
-        """Return the event of queries with these votes, for the operator only; its cost is never above the worst case.
+        """Return the privacy event of answering queries with these votes. Its cost may depend on the votes, so it is
+        for the operator only; it is never above the worst case.
 
         The default is the worst case, for mechanisms whose cost does not depend on votes.
         """
         return self.worst_case(len(votes_QC))
 
     def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
-        """Return the Renyi curve of each query's event from :meth:`realised`, shape (Q, A), for the operator only."""
+        """Return the Renyi curve of each query, shape (Q, A), that follows from its votes (:meth:`realised`); for the
+        operator only."""
         event = self.realised(votes_QC)
         if isinstance(event, accountant.ConfidentGnmaxVotes):
             return accountant.rdp_of_votes_data_dependent(event, orders_A)
@@ -153,8 +155,8 @@ class Mechanism(ABC):
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
         """Return the Renyi curve (A,) that the code published with the mechanism's paper charges, for comparison only.
 
-        ``rejected_Q`` marks the queries whose label the demographic-parity gate refused. The default is the realised
-        cost, for mechanisms whose published code is not known to differ.
+        ``rejected_Q`` marks the queries whose label the demographic-parity gate refused. The default is the
+        data-dependent cost (:meth:`realised`), for mechanisms whose published code is not known to differ.
         """
         return accountant.rdp_data_dependent([self.realised(votes_QC)])
 
@@ -222,11 +224,8 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         return ConfidentGnmaxQueries(count=num_queries, **asdict(self))
 
     def scaled(self, factor: float) -> Self:
-        return replace(
-            self,
-            threshold_stddev_votes=factor * self.threshold_stddev_votes,
-            noise_stddev_votes=factor * self.noise_stddev_votes,
-        )
+        noises = ("threshold_stddev_votes", "noise_stddev_votes")
+        return replace(self, **{name: factor * getattr(self, name) for name in noises})
 
     def describe(self) -> str:
         check = (
@@ -258,7 +257,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
 class ConfidentGnmax(ConfidentVotes):
     """Confident-GNMax: releases the noisy argmax of the votes on each query on which enough teachers agree.
 
-    The realised cost is the exact joint cost of the threshold check and the noisy argmax.
+    The data-dependent cost is the exact joint cost of the threshold check and the noisy argmax.
     """
 
     name: ClassVar[str] = "confident_gnmax"

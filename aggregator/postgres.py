@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, LiteralString
 
 import psycopg
-from psycopg import Connection
+from psycopg import Connection, errors
 
 from aggregator import store
 from aggregator.store import Head, LedgerError, Place, StoreError, UnreachableError, shown
@@ -54,12 +54,7 @@ _SESSION: tuple[LiteralString, ...] = (
     # A commit that did not wait for its standby shows only in a warning, so warnings must be sent.
     "SET client_min_messages = 'warning'",
 )
-_DAMAGE = (
-    psycopg.errors.DataCorrupted,
-    psycopg.errors.IndexCorrupted,
-    psycopg.errors.UndefinedTable,
-    psycopg.errors.UndefinedColumn,
-)
+_DAMAGE = (errors.DataCorrupted, errors.IndexCorrupted, errors.UndefinedTable, errors.UndefinedColumn)
 # `local`, `remote_write` and `off` return before the disk here, or that of a standby, has the commit.
 _DURABLE = {"fsync": ("on",), "full_page_writes": ("on",), "synchronous_commit": ("on", "remote_apply")}
 
@@ -301,8 +296,7 @@ class PostgresStore:
         """Store the entry with number and digest ``head`` in one transaction. StoreError if that fails, or if another
         writer has taken over or added an entry."""
         values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
-        done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
-        if done.rowcount != 1:
+        if self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest}).rowcount != 1:
             raise StoreError(
                 "another writer took over this ledger, its last entry has changed, or the server's fsync was turned "
                 "off; stop the other writer, or turn fsync on"
@@ -357,7 +351,7 @@ class PostgresStore:
                 return
             if take_over:
                 # End the connection that holds it, where this role may.
-                with suppress(psycopg.errors.InsufficientPrivilege):
+                with suppress(errors.InsufficientPrivilege):
                     connection.execute(_END_HOLDER, (self._name,))
             time.sleep(0.05)
 
@@ -422,7 +416,6 @@ class DatabaseAnchor:
         )
         if moved.rowcount != 1:
             raise StoreError(
-                f"{self._place}: the anchor is gone, or another writer noted an entry in it that this ledger "
-                "lacks; restore "
-                "the anchor, or stop the other writer"
+                f"{self._place}: the anchor is gone, or another writer noted an entry in it that this ledger lacks; "
+                "restore the anchor, or stop the other writer"
             )

@@ -81,10 +81,8 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
     room."""
     budget = terms.budget
     return BudgetStatus(
-        kind=budget.kind,
+        **{name: getattr(budget, name) for name in ("kind", "delta", "max_queries")},
         epsilon_limit=budget.epsilon,
-        delta=budget.delta,
-        max_queries=budget.max_queries,
         queries_submitted=num_queries,
         epsilon_submitted=epsilon_data_independent(terms, num_queries=num_queries),
         closed=closed,
@@ -114,8 +112,8 @@ def mechanism_within(
     """Return ``mechanism`` with the least noise for which ``num_queries`` queries cost at most ``target_epsilon``, at
     ``target_delta``.
 
-    The cost is that of any votes. It is computed by privacy loss distributions where available; then no more than
-    ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
+    The cost is data-independent: it holds for any votes. It is computed by privacy loss distributions where available;
+    then no more than ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
     """
 
     def events(factor: float) -> list[Event]:
@@ -213,8 +211,7 @@ class _Bucket:
 
     def level_at(self, now_s: float) -> float:
         # While a clock that was set back catches up, nothing leaks out.
-        passed_s = max(0.0, now_s - self.filled_at_s)
-        return max(0.0, self.level - passed_s * self.rule.max_queries / self.rule.period_s)
+        return max(0.0, self.level - max(0.0, now_s - self.filled_at_s) * self.rule.max_queries / self.rule.period_s)
 
 
 @dataclass(eq=False)
@@ -234,13 +231,11 @@ class Quotas:
         free = self.room(ledger, caller, now_s=now_s)
         if num_queries <= free:
             return None
-        bucket = self._buckets[caller]
-        rule = bucket.rule
+        bucket, rule = self._buckets[caller], self._buckets[caller].rule
         wait_s = math.inf  # a request for more than the bucket holds never fits
         if num_queries <= rule.max_queries:
             # Nothing leaks until a clock that was set back has caught up.
-            still_s = max(0.0, bucket.filled_at_s - now_s)
-            wait_s = still_s + (num_queries - free) * rule.period_s / rule.max_queries
+            wait_s = max(0.0, bucket.filled_at_s - now_s) + (num_queries - free) * rule.period_s / rule.max_queries
         return QuotaExceededError(num_new=num_queries, allowed_now=max(0, math.floor(free)), retry_after_s=wait_s)
 
     def room(self, ledger: Ledger, caller: str, *, now_s: float) -> float:

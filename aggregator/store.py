@@ -370,8 +370,7 @@ def write_file(place: Place, header: Header, rows: Sequence[Row]) -> None:
     of a ledger."""
     path = Path(place)
     with folder_held(path, create=True):
-        left = ledger_files(path)
-        if left:
+        if left := ledger_files(path):
             raise LedgerError(f"{left[0]}: this file of a ledger exists already; move it away, or give another place.")
         _write_whole(path, header, rows)
 
@@ -513,8 +512,7 @@ class SqliteStore:
     def look(self) -> None:
         """Raise LedgerError unless the ledger's files exist and are those that this process opened. This may block if
         the disk hangs."""
-        fault = self.fault()
-        if fault is not None:
+        if (fault := self.fault()) is not None:
             raise LedgerError(f"{self._path}: {fault}.")
 
     def has_room(self) -> bool:
@@ -562,8 +560,8 @@ class SqliteStore:
 
 @dataclass(frozen=True)
 class FileAnchor:
-    """An anchor in a file: the number and digest of a ledger's last entry, stored apart from the ledger. So an older
-    copy of the ledger is noticed: it does not overwrite the anchor."""
+    """An anchor in a file: the number and digest of a ledger's last entry, stored apart from the ledger. If the ledger
+    is replaced by an older copy, the copy lacks this entry, and cannot overwrite the anchor."""
 
     path: Place
 
@@ -612,9 +610,8 @@ class FileAnchor:
         with self._opened(locked=True) as (descriptor, noted):
             if noted.number > head.number or (noted.number == head.number and noted != head):
                 raise StoreError(
-                    f"{self.path}: another writer noted entry {noted.number} in this anchor, while this one "
-                    "writes entry "
-                    f"{head.number}; stop one of the two"
+                    f"{self.path}: another writer noted entry {noted.number} in this anchor, while this one writes "
+                    f"entry {head.number}; stop one of the two"
                 )
             # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             os.pwrite(descriptor, _HEAD_TEXT.format(head).encode(), 0)
@@ -625,8 +622,8 @@ class FileAnchor:
 
     @contextmanager
     def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
-        """Context manager: open the anchor's file, and give the block the file's descriptor and the entry that the file
-        notes. With ``locked``, the file is locked inside the block, as it is while a writer notes an entry."""
+        """Context manager: open the anchor's file, and yield the file's descriptor and the entry that the file notes.
+        With ``locked``, the file is locked inside the block, as it is while a writer notes an entry."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:

@@ -457,10 +457,10 @@ def _copy(place: Place) -> Copy:
 def _settled(rows: Sequence[Charge]) -> dict[str, tuple[str, int | None]]:
     settled: dict[str, tuple[str, int | None]] = {}
     for row in rows:
-        if row.key in settled and row.verdict != "open":
-            raise BrokenGuaranteeError(f"{row.key} has two outcomes")
-        if row.verdict != "open":
-            settled[row.key] = ("answered" if row.verdict == "answer" else "refused", row.label)
+        if row.outcome is not None:
+            if row.key in settled:
+                raise BrokenGuaranteeError(f"{row.key} has two outcomes")
+            settled[row.key] = ("answered" if row.outcome.verdict == "answer" else "refused", row.outcome.label)
     return settled
 
 
@@ -472,7 +472,7 @@ def summary(campaign: Campaign) -> dict[str, Any]:
         **{f"killed at {point}": count for point, count in sorted(campaign.points.items())},
         "answers heard": len(campaign.heard),
         "reservations": len(rows),
-        "left open, and charged": sum(row.verdict == "open" for row in rows),
+        "left open, and charged": sum(row.outcome is None for row in rows),
         "restart, median seconds": round(statistics.median(campaign.restarts_s), 3),
         "restart, longest seconds": round(max(campaign.restarts_s), 3),
         **dict(sorted(campaign.losses.items())),

@@ -40,8 +40,7 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import the public name ``name`` when it is first used, and return it. AttributeError for any other name."""
-    module = _MODULE_OF.get(name)
-    if module is None:
+    if (module := _MODULE_OF.get(name)) is None:
         raise AttributeError(f"module 'fairpate' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(module), name)
     return value

@@ -25,7 +25,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +35,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fairpate import types
-from fairpate.types import FairRule, Relation, UsageError
+from fairpate.types import MAX_THRESHOLD_VOTES, FairRule, Relation, UsageError
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
@@ -90,6 +90,7 @@ LARGEST = 1e12
 # Tables of results hold seeds as int64.
 _LARGEST_INT, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Count = Annotated[int, Field(gt=0, le=_LARGEST_INT)]
@@ -116,16 +117,12 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        for message, is_met in _refusals(type(self)):
-            if is_met(self):
-                raise ValueError(message.format(self))
+        # Also what the sections refuse that this one extends.
+        for kind in reversed(type(self).__mro__):
+            for message, is_met in vars(kind).get("refused", {}).items():
+                if is_met(self):
+                    raise ValueError(message.format(self))
         return self
-
-
-@cache
-def _refusals(schema: type[Section]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-    # Also those of the sections that this one extends.
-    return tuple(each for kind in reversed(schema.__mro__) for each in vars(kind).get("refused", {}).items())
 
 
 def short_for(name: str) -> Any:
@@ -197,7 +194,7 @@ class HashedSplit(Section):
     """The shares of test and validation records in a split by a keyed hash."""
 
     test_share: float = Field(0.25, gt=0, lt=1, description="Expected share of test records.")
-    validation_share: float = Field(0.0, ge=0, lt=1, description="Expected share of validation records.")
+    validation_share: BelowOne = Field(0.0, description="Expected share of validation records.")
 
     _from_text = model_validator(mode="before")(lambda values: {} if values == "hashed" else values)
     refused: ClassVar[Refused] = {
@@ -245,12 +242,10 @@ class DataConfig(Section):
 
     refused: ClassVar[Refused] = {
         # A hash decides record by record, so that no number of records can be set.
-        "Expected split.test_share with a hashed split, got num_test={0.num_test}; leave it out.": lambda data: (
-            data.split is not None and data.num_test is not None
-        ),
-        "Expected split.validation_share with a hashed split, got num_validation={0.num_validation}; leave it out.": (
-            lambda data: data.split is not None and data.num_validation is not None
-        ),
+        f"Expected split.{part}_share with a hashed split, got num_{part}={{0.num_{part}}}; leave it out.": (
+            lambda data, part=part: data.split is not None and getattr(data, f"num_{part}") is not None  # type: ignore[misc]
+        )
+        for part in ("test", "validation")
     }
 
 
@@ -259,13 +254,11 @@ class AugmentConfig(Section):
     and student."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
-    translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
-    scale_fraction: float = Field(0.0, ge=0, lt=1, description="Zoom uniform in [1 - s, 1 + s].")
+    translation_fraction: BelowOne = Field(0.0, description="Largest shift, as a share of width and height.")
+    scale_fraction: BelowOne = Field(0.0, description="Zoom uniform in [1 - s, 1 + s].")
     shear_degrees: float = Field(0.0, ge=0, lt=90, description="Angle of a random shear, uniform in [-s, s].")
-    elastic_fraction: float = Field(
+    elastic_fraction: BelowOne = Field(
         0.0,
-        ge=0,
-        lt=1,
         description="Bends the image by a coarse grid whose points shift by at most this share of a side.",
     )
     channel_swap: Fraction = Field(0.0, description="Probability of a random permutation of the channels.")
@@ -322,9 +315,7 @@ class NetworkConfig(Section):
     @property
     def widths(self) -> tuple[int, ...]:
         """The widths of the hidden layers: the value of ``hidden``, or its default for this architecture."""
-        if self.hidden is not None:
-            return self.hidden
-        return (32,) if self.name == "cnn" else (64,)
+        return self.hidden if self.hidden is not None else (32,) if self.name == "cnn" else (64,)
 
 
 class BackboneConfig(Section):
@@ -377,7 +368,7 @@ class LoopConfig(Section):
 class FitConfig(LoopConfig, TrainingConfig):
     """The settings of one training by stochastic gradient descent: those of its loop and of its optimiser."""
 
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: BelowOne = 0.0
 
 
 class LearningConfig(Section):
@@ -393,7 +384,7 @@ class StudentConfig(LearningConfig):
     model: NetworkConfig = NetworkConfig()
     idp3: types.GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
     fit: LoopConfig = LoopConfig()
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: BelowOne = 0.0
 
 
 LEARNING_FIELDS = (
@@ -728,14 +719,10 @@ class GnmaxConfig(AskedConfig):
 
     # The record allows a standard deviation of 0, for tests; a run without noise would have no price.
     refused: ClassVar[Refused] = {
-        f"Expected 0 < mechanism.threshold_stddev_votes <= {types.MAX_THRESHOLD_VOTES:.0f} in a run, got "
-        "{0.mechanism.threshold_stddev_votes}.": lambda queries: (
-            not 0 < queries.mechanism.threshold_stddev_votes <= types.MAX_THRESHOLD_VOTES
-        ),
-        f"Expected 0 < mechanism.noise_stddev_votes <= {types.MAX_THRESHOLD_VOTES:.0f} in a run, got "
-        "{0.mechanism.noise_stddev_votes}.": lambda queries: (
-            not 0 < queries.mechanism.noise_stddev_votes <= types.MAX_THRESHOLD_VOTES
-        ),
+        f"Expected 0 < mechanism.{name} <= {MAX_THRESHOLD_VOTES:.0f} in a run, got {{0.mechanism.{name}}}.": (
+            lambda queries, name=name: not 0 < getattr(queries.mechanism, name) <= MAX_THRESHOLD_VOTES  # type: ignore[misc]
+        )
+        for name in ("threshold_stddev_votes", "noise_stddev_votes")
     }
 
 
@@ -925,16 +912,13 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         faults = []
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"]) or "config"
-            is_unknown = fault["type"] in ("extra_forbidden", "unexpected_keyword_argument")
-            if is_unknown:
+            if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
                 names = _names_beside(fault["loc"], schema)
                 faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
             elif fault["type"] in ("missing", "missing_keyword_only_argument"):
                 faults.append(f"{path}: missing; add it.")
-            elif fault["type"] == "value_error" and not fault["loc"]:  # of several sections: it names its field
-                faults.append(f"{expected(fault)}.")
-            elif fault["type"] == "value_error":  # our own checks name the value in their message
-                faults.append(f"{path}: {expected(fault)}.")
+            elif fault["type"] == "value_error":  # our own checks name the value, and those of a whole file the field
+                faults.append(f"{path}: {expected(fault)}." if fault["loc"] else f"{expected(fault)}.")
             else:
                 # A long value would hide the other faults.
                 got = repr(fault["input"])
@@ -948,8 +932,7 @@ def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[
     the message can suggest one; empty if that section accepts any name."""
     section: Any = schema
     for name in location[:-1]:
-        field = getattr(section, "model_fields", {}).get(name)
-        if field is None:
+        if (field := getattr(section, "model_fields", {}).get(name)) is None:
             # A mapping of named sections, or a list of them: the name is free, its section is known.
             section = next(reversed([part for part in get_args(section) if part is not ...]), None)
             continue
@@ -1170,8 +1153,7 @@ def unread_because_of(
     if section.endswith("model") and field == "hidden" and settings.get(f"{section}.name") not in ("mlp", "cnn"):
         return f"{section}.name"
     if name in ("backbone.norm", "backbone.trainable"):
-        is_given = any(other.startswith("backbone.weights.") for other in settings)
-        return None if is_given else "backbone.weights"
+        return None if any(other.startswith("backbone.weights.") for other in settings) else "backbone.weights"
     other, values = _UNREAD_BESIDE.get(field, ("", ()))
     # `...` and not None, which is one of the listed values.
     if settings.get(beside := f"{section}.{other}", ...) in values:

@@ -38,8 +38,7 @@ class PathIn:
 
     def __get__(self, holder: Any, _: type | None = None) -> Path:
         # Read from the object: a subclass may have that folder elsewhere.
-        folder: Path = getattr(holder, self._of)
-        return folder / self._name
+        return getattr(holder, self._of) / self._name
 
 
 class PlaceError(UsageError, OSError):
@@ -185,26 +184,22 @@ def write(location: Location, content: bytes) -> None:
 
     OSError if that fails, ValueError for a URI that pyarrow.fs does not know.
     """
-    place = _place(location)
-    if not isinstance(place, Path):
-        filesystem, path = place
-        with filesystem.open_output_stream(path) as stream:
-            stream.write(content)
+    filesystem, path = _place(location)
+    if filesystem.type_name == "local":
+        # Not left to pyarrow, which writes a local file in place and under the umask. The mode is that of the last
+        # folder alone, which holds the files; its parents follow the umask.
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(Path(path), lambda temporary: temporary.write_bytes(content), private=True)
         return
-    # The mode is that of the last folder alone, which holds the files; its parents follow the umask.
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(place, lambda temporary: temporary.write_bytes(content), private=True)
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(content)
 
 
 def read(location: Location) -> bytes:
     """Return the content of the file at ``location``. OSError if it cannot be read, ValueError for an unknown URI."""
-    place = _place(location)
-    if isinstance(place, Path):
-        return place.read_bytes()
-    filesystem, path = place
+    filesystem, path = _place(location)
     with filesystem.open_input_file(path) as stream:
-        content: bytes = stream.read()
-    return content
+        return stream.read()
 
 
 def exists(location: Location) -> bool:
@@ -212,10 +207,7 @@ def exists(location: Location) -> bool:
 
     A location that cannot be reached raises the errors of :func:`read`; a missing file raises none.
     """
-    place = _place(location)
-    if isinstance(place, Path):
-        return place.is_file()
-    filesystem, path = place
+    filesystem, path = _place(location)
     return bool(filesystem.get_file_info(path).is_file)
 
 
@@ -228,16 +220,12 @@ def _identity(uri: str) -> str | None:
         raise StorageError(_UNUSABLE.format(uri, error)) from error
 
 
-def _place(location: Location) -> Path | tuple[FileSystem, str]:
-    """Return the local path of ``location``; if it is not local, a pair of its file system and the path there."""
-    text = os.fspath(location)
-    if "://" not in text:
-        return Path(text)
-    from pyarrow.fs import FileSystem
+def _place(location: Location) -> tuple[FileSystem, str]:
+    """Return the file system of ``location``, and the path there."""
+    from pyarrow.fs import FileSystem, LocalFileSystem
 
-    filesystem, path = FileSystem.from_uri(text)
-    # Not left to pyarrow, which writes a local file in place and under the umask.
-    return Path(path) if text.startswith("file://") else (filesystem, path)
+    text = os.fspath(location)
+    return FileSystem.from_uri(text) if "://" in text else (LocalFileSystem(), text)
 
 
 def file_version(path: Path) -> tuple[int, ...]:

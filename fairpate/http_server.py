@@ -76,6 +76,8 @@ _LARGE_BYTES_PER_S = 10e6
 _MAX_BUCKETS = 4096
 
 Role = Literal["analyst", "operator"]
+Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
+"""Why a service does not answer new queries."""
 
 
 class Body(BaseModel):
@@ -111,7 +113,7 @@ class Health(Body):
     """The body of a readiness check: `ok` if the service answers new queries, else `failing` with the reasons."""
 
     status: Literal["ok", "failing"]
-    reasons: list[Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]]
+    reasons: list[Reason]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,8 +475,7 @@ def new_app(
     async def readyz() -> Response:
         """Report whether a new query can be answered now, and if not, the reasons."""
         found = [] if reasons is None else list(await reasons())
-        status = {"status": "failing" if found else "ok", "reasons": found}
-        return json_response(status, status=503 if found else 200)
+        return json_response({"status": "failing" if found else "ok", "reasons": found}, status=503 if found else 200)
 
     for path in ("/readyz", "/healthz"):
         app.get(path, response_model=Health, responses={503: {"model": Health}})(readyz)
@@ -531,14 +532,12 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
-def open_private(path: Path) -> Any:
-    """Open a log file for appending. Only its owner may read a new file, because it names callers."""
-    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+class PrivateFile(logging.handlers.WatchedFileHandler):
+    """A handler that appends to a log file, also after a rotation moved it. Only its owner may read a new file, because
+    it names callers."""
 
-
-class _PrivateFile(logging.handlers.WatchedFileHandler):
     def _open(self) -> Any:
-        return open_private(Path(self.baseFilename))
+        return open(self.baseFilename, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def tracer_to(processor: Any = None) -> Any:
@@ -892,7 +891,7 @@ class HttpSettings:
         if self.log_file is not None:
             try:
                 # Opened now, because the process that writes it could only fail after the start.
-                open_private(self.log_file).close()
+                PrivateFile(self.log_file).close()
             except OSError as error:
                 raise ValueError(
                     f"--log-file: {self.log_file} cannot be written ({error}); give another file."
@@ -924,7 +923,7 @@ class HttpServer:
         # First: a port that is taken ends the start before anything else is opened.
         listening = bind(settings.host, settings.port, timeout_s=bind_timeout_s)
         if settings.log_file is not None:
-            handler = _PrivateFile(settings.log_file, encoding="utf-8")  # opened again after a rotation moved it
+            handler = PrivateFile(settings.log_file)
             handler.setFormatter(JsonLines())
             # Other packages log warnings only: they may log what this service must not, such as addresses.
             logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

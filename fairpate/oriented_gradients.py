@@ -30,9 +30,11 @@ _ARCTANGENT = (
 
 
 def oriented_gradients(pixels: Tensor) -> Tensor:
-    """Return the features of pictures (N, channels, height, width) of bytes: for each cell of a 10 x 10 grid, the
-    relative strength of brightness gradients in each direction, as (N, directions * grid rows * grid columns),
-    ``float32`` and at least 0."""
+    """Return the features of pictures (N, channels, height, width) of bytes: the relative strength of brightness
+    gradients in each direction, for each cell of a 10 x 10 grid.
+
+    Features are ``float32``, at least 0, of shape (N, directions * grid rows * grid columns).
+    """
     parts = [gradient_histograms(part.float().div_(255)) for part in torch.split(pixels, _PICTURES_AT_ONCE)]
     return torch.cat(parts) if parts else torch.empty(0, NUM_VALUES)
 

@@ -43,9 +43,9 @@ class Term:
     """A term of the glossary: its name, its synonyms, the labels on pages that refer to it, and its meaning."""
 
     name: str
-    also: tuple[str, ...]
-    labels: tuple[str, ...]
     meaning: str
+    also: Sequence[str] = ()
+    labels: Sequence[str] = ()
 
     @property
     def key(self) -> str:
@@ -58,15 +58,7 @@ def glossary() -> Mapping[str, tuple[Term, ...]]:
     """Return all terms of the glossary by chapter, in the order of the file ``glossary.yaml``."""
     text = files("fairpate").joinpath("glossary.yaml").read_text(encoding="utf-8")
     return {
-        chapter: tuple(
-            Term(
-                name=name,
-                also=tuple(entry.get("also", ())),
-                labels=tuple(entry.get("labels", ())),
-                meaning=entry["meaning"],
-            )
-            for name, entry in entries.items()
-        )
+        chapter: tuple(Term(name=name, **entry) for name, entry in entries.items())
         for chapter, entries in yaml.safe_load(text).items()
     }
 
@@ -109,9 +101,9 @@ _WHICH: dict[Unit, str] = {
 
 
 def least_wrong(epsilon: float, delta: float) -> float:
-    """Return the least possible share of wrong guesses of an attacker who guesses, at even odds, which of two
-    neighbouring data sets was used, given an (epsilon, delta) guarantee: 1/2 means that guesses are no better than a
-    coin, 0 that they can always be right."""
+    """Return the least error rate that an (epsilon, delta) guarantee leaves to an attacker. The attacker guesses which
+    of two equally likely neighbouring data sets was used. 1/2 is the error rate of a coin; at 0 all guesses may be
+    right."""
     if math.isinf(epsilon):
         return 0.0
     # By e^-eps, because e^eps overflows.
@@ -132,15 +124,17 @@ def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
 
 
 def strength(epsilon: float, delta: float) -> Strength:
-    """Return a word for the strength of an (epsilon, delta) guarantee: ``void`` if an attacker's guesses which of two
-    neighbouring data sets was used may be right 99.9 % of the time, ``weak`` if 95 %, ``bounded`` otherwise."""
+    """Return a word for the strength of an (epsilon, delta) guarantee. An attacker guesses which of two equally likely
+    neighbouring data sets was used. The word is ``void`` if the guesses may be right 99.9 % of the time, ``weak`` if 95
+    %, otherwise ``bounded``."""
     wrong = least_wrong(epsilon, delta)
     return "void" if wrong <= _VOID else "weak" if wrong <= _WEAK else "bounded"
 
 
 def most_often_right(epsilon: float, delta: float) -> str:
-    """Return the largest possible share of right guesses of an attacker who guesses which of two neighbouring data sets
-    was used, given an (epsilon, delta) guarantee: as text in per cent, rounded up, near 100 % with more digits."""
+    """Return, as text in per cent, the largest share of right guesses that an (epsilon, delta) guarantee allows an
+    attacker. The attacker guesses which of two equally likely neighbouring data sets was used. The text is rounded up,
+    with more digits near 100 %."""
     wrong = 100 * Decimal(least_wrong(epsilon, delta))
     if wrong < 100 * _NEVER:
         return "practically 100\u00a0%"

@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -189,7 +189,6 @@ _LEAST_S = 1.0  # a pace over less time is not shown
 class Pace:
     """An estimator of a loop's remaining time, from the pace of its steps since the first report."""
 
-    clock: Callable[[], float] = lambda: time.monotonic()
     _first: tuple[float, int] | None = field(default=None, init=False)
     _last: tuple[int, int] = field(default=(0, 0), init=False)
 
@@ -199,7 +198,7 @@ class Pace:
 
         If ``done`` decreases or ``total`` changes, the measurement starts again.
         """
-        now = self.clock()
+        now = time.monotonic()
         # Another loop has begun, whose steps take another time.
         if self._first is None or done < self._last[0] or total != self._last[1]:
             self._first = (now, done)
@@ -223,8 +222,8 @@ class Reporter:
     """The progress display of a command: :meth:`stage` shows a stage with its progress, :meth:`note` prints a line
     under it.
 
-    ``quiet``: display nothing. ``asks``: :meth:`consent` asks the person at the terminal; without it, the method takes
-    consent for granted.
+    ``quiet``: display nothing. ``asks``: True if :meth:`consent` asks the person at the terminal; False if it does
+    nothing, as if the person had agreed.
     """
 
     def __init__(self, console: Console | None = None, *, quiet: bool = False, asks: bool = False) -> None:
@@ -237,8 +236,7 @@ class Reporter:
         that loops report through :func:`fairpate.types.tell`.
 
         Yields the function ``advance(done, total)``, which reports progress. A stage that takes less than
-        ``patience_s`` is not shown. With a quiet reporter, ``advance`` reports to the listener around this block, if
-        any.
+        ``patience_s`` is not shown. A quiet reporter shows nothing: its ``advance`` is :func:`fairpate.types.tell`.
         """
         if self.console.quiet:
             yield tell
@@ -286,8 +284,7 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
     timer.daemon = True
 
     def advance(done: int, total: int) -> None:
-        left = pace.left(done, total)
-        bars.update(task, completed=done, total=total, count=f"{done}/{total}", left=left)
+        bars.update(task, completed=done, total=total, count=f"{done}/{total}", left=pace.left(done, total))
 
     try:
         if patience_s:

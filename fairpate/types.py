@@ -120,9 +120,9 @@ class GateRule:
 
     ``max_disparity`` is the margin gamma, at least 0. A label is answered only if the demographic-parity gap that would
     result (its tentative gap) is strictly below the margin; ``inf`` switches the gate off. ``min_count`` is M, at least
-    0: the margin applies only after M answers. ``cold_start`` says which answers must number M: those of the query's
-    group (``group``, Algorithm 1 of FairPATE), those with its group and label (``cell``), or those of each group
-    (``all_groups``).
+    0: the margin applies only after M answers. ``cold_start`` says which answers are counted for this: those of the
+    query's group (``group``, Algorithm 1 of FairPATE), those with its group and label (``cell``), or those of each
+    group (``all_groups``).
     """
 
     max_disparity: float
@@ -168,8 +168,8 @@ class Budget:
 
     A budget of the kind ``data_independent`` ends before the data-independent cost of the submitted queries exceeds
     (``epsilon``, ``delta``). One of the kind ``query_count`` ends after ``max_queries`` queries. One of the kind
-    ``data_dependent`` limits the cost that depends on votes, as the PATE papers do: the query at which it ends is a
-    function of private votes, and leaks information about them. ``delta`` is also the delta at which costs are stated.
+    ``data_dependent`` limits the data-dependent cost, as the PATE papers do. The query at which it ends depends on
+    private votes, and so leaks information about them. ``delta`` is also the delta at which costs are stated.
     """
 
     kind: BudgetKind
@@ -263,10 +263,11 @@ class LabelledSet:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryOutcomes:
-    """The numbers of queries by outcome. Outcomes are released, so counting them has no privacy cost.
+    """The number of submitted queries, and how many of them were answered or refused by each step. Outcomes are
+    released, so counting them has no privacy cost.
 
-    ``epsilon_submitted`` is the epsilon of all queries in the ledger at their full cost. Queries that were refused
-    before a vote cost nothing, but they are counted too, because their number depends on the released labels. So are
+    ``epsilon_submitted`` is the epsilon of all queries in the ledger at their full cost. It includes queries that were
+    refused before a vote and so cost nothing, because their number depends on the released labels. It also includes
     queries that a crash left without an outcome.
     """
 
@@ -283,11 +284,14 @@ class PrivacyStatement:
     """The privacy claim that is published with a run of any method.
 
     ``epsilon`` may be published. It holds at ``delta`` for the stated unit and relation; null means that the run has no
-    guarantee. It is the cost of ``events``, computed by ``accounting``. For a run that answers ``queries``, it is the
-    bound that was fixed before the first query, which exceeds ``queries.epsilon_submitted`` only if the number of
-    queries may depend on released labels (queries chosen in rounds, a service). ``noise`` is ``os_entropy``, or says
-    why the run is not private. ``not_protected`` says what the model may reveal without noise. ``epsilon_as_in_paper``
-    is the epsilon as the method's paper computes it, if it was requested; it is not a guarantee.
+    guarantee. It is the cost of ``events``, computed by ``accounting``. ``noise`` is ``os_entropy``, or says why the
+    run is not private. ``not_protected`` says what the model may reveal without noise. ``epsilon_as_in_paper`` is the
+    epsilon as the method's paper computes it, if it was requested; it is not a guarantee.
+
+    ``queries`` counts the queries of a method that submits queries (null for others). Then ``epsilon`` is a bound that
+    was fixed before the first query. It exceeds ``queries.epsilon_submitted``, the cost of the queries that were
+    submitted, only if released labels may decide how many queries follow: in a service, or if queries are chosen in
+    rounds.
 
     ``earlier_releases`` is the number of releases on the same data set that were charged to the operator's odometer
     before this one. ``epsilon_with_earlier`` is the cost of these and this one together if all were fixed before the
@@ -296,8 +300,8 @@ class PrivacyStatement:
     run was not charged to the odometer or is not private.
 
     ``part_events`` are the events on test records and on validation records. No other event reads these records, so
-    ``epsilon`` is the largest of the costs of training, test and validation records. ``remarks`` qualify the claim in
-    words.
+    ``epsilon`` is the largest of the costs of training, test and validation records. ``tuning_accounted`` is true if
+    ``epsilon`` includes the choice of settings. ``remarks`` qualify the claim in words.
     """
 
     method: str
@@ -495,10 +499,10 @@ class Later:
     """A stand-in for a library that takes a second to import: the library is imported when one of the stand-in's
     attributes is first used.
 
-    ``from fairpate.types import torch`` instead of ``import torch`` keeps commands that do not train fast. A module
-    that needs a class of the library as a base class, or one of its decorators, has to import the library itself,
-    because it needs them already while it is imported. Attributes are not cached, so that a test may replace one in the
-    library.
+    With ``from fairpate.types import torch`` instead of ``import torch``, commands that do not train start fast. A
+    module that uses a base class or a decorator of the library has to import the library itself, because it needs the
+    library while it is imported. Attributes are not cached, so that a test may replace
+    one in the library.
     """
 
     def __init__(self, library: str) -> None:

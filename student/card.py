@@ -35,11 +35,11 @@ class StudentCard:
     """The description of a student, stored in its file.
 
     ``idp3`` is the rule of the demographic-parity gate that refuses predictions; None if none is refused.
-    ``num_members`` is the number of networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is
-    the probability of predicting k for a record of group a if the network predicts j; None: the network's prediction is
-    used. ``num_training_labels`` is the number of released labels on which the student was trained; None if not
-    recorded. ``embedding`` is the SHA-256 of the file of the embedding that is applied to records first; None without
-    an embedding.
+    ``num_members`` is the number of networks if each label is predicted by one of them, drawn at random; None for a
+    single network. ``mixing[a][j][k]`` is the probability of predicting k for a record of group a if the network
+    predicts j; None: the network's prediction is used. ``num_training_labels`` is the number of released labels on
+    which the student was trained; None if not recorded. ``embedding`` is the SHA-256 of the file of the embedding that
+    is applied to records first; None without an embedding.
     """
 
     model: ModelConfig

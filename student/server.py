@@ -55,8 +55,8 @@ class SharedGate:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
 
     async def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
-        """Decide in order which of some predictions are answered, and count those; return True for each that is
-        answered."""
+        """Decide for each prediction, in order, whether the gate lets it be answered, and count the answered ones.
+        Return these decisions: True for a prediction that is answered."""
         # Nothing is awaited between two predictions, so that the requests of two clients do not mix.
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 
@@ -149,8 +149,7 @@ def read_features(
             raise FaultError(422, f"{field}.{column}", record.columns.get(column), f"{error}.") from error
     try:
         # NumPy reads "1" and true as numbers, so types are checked first.
-        kinds = set(map(type, np.array(record.features, dtype=object).flat))
-        if not kinds <= {int, float}:
+        if not set(map(type, np.array(record.features, dtype=object).flat)) <= {int, float}:
             raise TypeError("expected numbers")  # noqa: TRY301 - one error for all
         # In double precision: a byte would lose a fraction without notice, and float32 makes large numbers infinite.
         values = np.array(record.features, dtype=np.float64)

@@ -253,10 +253,12 @@ def _fixmatch(
     on_progress: ProgressCallback,
     penalty: fit.Penalty | None,
 ) -> nn.Module:
-    """Train ``model`` by FixMatch (semi-supervised learning from weakly and strongly augmented images) and return it.
+    """Train ``model`` by FixMatch (semi-supervised learning from weakly and strongly augmented images), and return a
+    model with the moving average of its weights.
 
-    An epoch visits every record at least once: of answered and unlabelled records, the fewer are repeated. Both losses
-    have the same weight, and a batch has four unlabelled records for each answered one.
+    A batch has four unlabelled records for each answered one. An epoch visits every record at least once; if answered
+    or unlabelled records run out first, they are repeated. The supervised and the unsupervised loss have the same
+    weight.
     """
 
     def endless(total: int, batch_size: int) -> Iterator[Tensor]:
@@ -348,10 +350,9 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
     becomes an input of the graph. PortableError if torch cannot write the graph, or if its predictions differ from the
     student's.
     """
-    groups = None
     # Every group in turn, so that the mixing of each is checked.
-    if student.card.mixing is not None:
-        groups = torch.arange(len(records)) % len(student.card.group_names)
+    in_turn = torch.arange(len(records)) % len(student.card.group_names)
+    groups = None if student.card.mixing is None else in_turn
     # Two records: with one, the exporter takes the number of records for a constant.
     graph = _graph(_Whole(student).eval(), records[:2], None if groups is None else groups[:2])
     _check(graph, student, records, None if groups is None else groups.numpy())
@@ -395,8 +396,8 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
 
 
 class _Whole(nn.Module):
-    """The whole student (embedding, networks, mixture) as one module for export: maps records, and groups if
-    predictions are replaced by group, to the probabilities of labels."""
+    """A student as one module for export: the embedding of records, the network, and the replacement of predictions by
+    group, if the student has these. Maps records (and groups, if needed) to the probabilities of labels."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
@@ -473,8 +474,8 @@ def _check(graph: bytes, student: Student, records: Tensor, groups: IntArray | N
     """Raise PortableError unless the ONNX ``graph`` predicts the same as the student, for one record and for all
     ``records``.
 
-    For a randomised student, the predictions of at most one record in a hundred may differ: its probabilities depend on
-    the network's most likely label, and rounding may decide a tie between labels differently.
+    For a randomised student, the predictions of at most one record in a hundred may differ. Its probabilities depend on
+    the network's most likely label, and rounding may decide a tie between two labels differently.
     """
     import onnxruntime
 

@@ -43,7 +43,7 @@ from fairpate.config import AugmentConfig, ShardsConfig, TeachersTraining
 from fairpate.files import Location, Storage, arrays_digest, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
-from fairpate.types import UserError
+from fairpate.types import IntArray, UserError
 from teachers.teacher import Engine, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 Counts = npt.NDArray[np.integer[Any]]
 BlockFunction = Callable[[Any, Any, str], Any]
 """A pure function ``function(shared, item, device)``: a value that all items share, one item, and a torch device."""
-IntArray = npt.NDArray[np.int64]
 PredictionArray = npt.NDArray[np.int16]
 VoteArray = npt.NDArray[np.int64]
 ArrayWeights = dict[str, npt.NDArray[np.generic]]
@@ -273,8 +272,7 @@ def stored_blocks(
     found = dict(readers.run(is_stored, storage, (block.checkpoint for block in blocks)))
     missing = [position for position in range(len(blocks)) if not found[position]]
     report, values = on_progress or (lambda *_: None), []
-    done = sum(count for position, count in enumerate(sizes) if found[position])
-    if done:
+    if done := sum(count for position, count in enumerate(sizes) if found[position]):
         report(done, num_teachers)
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = (
@@ -305,8 +303,7 @@ def predict_votes(
     # torch's own memory below: the memory of Ray's object store is read-only, and less aligned.
     parts = [queries[start : start + at_once] for start in range(0, max(1, len(queries)), at_once)]
     if spec.model.name in CONVOLUTIONAL and spec.model.trainable == "all":
-        shape = queries.shape[1:]
-        model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes).to(device)
+        model = build_model(spec.model, input_shape=queries.shape[1:], num_classes=spec.num_classes).to(device)
         chosen = []
         for teacher in range(len(next(iter(weights.values())))):
             # Loaded into the network once for all queries.
@@ -462,8 +459,7 @@ def train_ensemble(
         workers=workers,
         on_progress=on_progress,
     )
-    num_diverged = sum(diverged)
-    if num_diverged:
+    if num_diverged := sum(diverged):
         _log.warning(
             "%d of %d teachers diverged and vote with their initial weights; lower teachers.fit.learning_rate.",
             num_diverged,
@@ -509,8 +505,7 @@ def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[In
     max_size = config.max_shard_size
     if max_size is None:
         return rows
-    num_larger = int((sizes > max_size).sum())
-    if num_larger:
+    if num_larger := int((sizes > max_size).sum()):
         # The number depends on private records: it is written to the operator's log only.
         _log.warning(
             "%d shards were trimmed to teachers.max_shard_size=%d records; raise it to use all records.",

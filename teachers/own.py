@@ -106,8 +106,8 @@ def made(factory: Factory, seed: int) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTeachersVotes:
-    """The votes of a user's own teachers, ``votes_QC``, whose rows sum to T, and a hash of everything that determines
-    the votes. Both are private."""
+    """The votes of a user's own teachers: ``votes_QC``, whose rows sum to T, and ``digest``, a hash of everything that
+    determines the votes. Both are private."""
 
     votes_QC: VoteArray
     digest: str
@@ -163,8 +163,7 @@ def ask_own_teachers(
     except Exception as error:  # any error of the user's code
         what = f"{named(factory)} makes no teacher ({type(error).__name__}: {error})"
         raise OwnTeacherError(f"{what}; give a function that returns a new model.") from error
-    lacking = [name for name in ("fit", "predict") if not callable(getattr(teacher, name, None))]
-    if lacking:
+    if lacking := [name for name in ("fit", "predict") if not callable(getattr(teacher, name, None))]:
         made_without = f"{type(teacher).__name__} without {' and '.join(lacking)}"
         raise OwnTeacherError(
             f"{named(factory)} makes a {made_without}; give a factory of models with fit and predict."

@@ -48,7 +48,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -72,7 +72,6 @@ from teachers.ensemble import (
     count_block,
     tensors_of,
 )
-from teachers.teacher import TeacherSpec
 
 Coordinates = npt.NDArray[np.int32]
 Nearest = npt.NDArray[np.void]
@@ -113,11 +112,7 @@ class Voters:
     def records_of(self, sampled: IntArray) -> IntArray:
         """Return the row numbers, ascending, of all records of the persons numbered ``sampled`` (if ``person_N`` is
         None, of the records with these numbers)."""
-        if self.person_N is None:
-            return sampled
-        is_sampled = np.zeros(self.num_sampled, dtype=np.bool_)
-        is_sampled[sampled] = True
-        return np.flatnonzero(is_sampled[self.person_N])
+        return sampled if self.person_N is None else np.flatnonzero(np.isin(self.person_N, sampled))
 
 
 def label_counts(nearest_QK: Nearest, num_classes: int) -> IntArray:
@@ -222,8 +217,8 @@ def nearest_of_samples(
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
-    """Merge the nearest records found in several blocks: return the K nearest of all to each query, the same as one
-    search through all blocks would."""
+    """Merge the results of a search in each block: return the K records nearest to each query among the records of all
+    blocks. ``parts`` has the K nearest records (Q, K) of each block."""
     count, all_Q = parts[0].shape[1], np.concatenate(parts, axis=1)
     # The same three keys as in `_nearest_in`: a record that is not there, at an infinite distance, comes last.
     first = np.lexsort((all_Q["label"], all_Q["order"], all_Q["squared"]), axis=1)[:, :count]
@@ -354,8 +349,7 @@ class RayPool(BlockPool):
                             task = waiting.popleft()
                             # One item ahead at most: a shard is copied only when a worker can take it.
                             waiting.extend(itertools.islice(fresh, 0 if waiting else 1))
-                            call = actor.run.remote(function, reference, task.item, self.device)
-                            pending[call] = (actor, task)
+                            pending[actor.run.remote(function, reference, task.item, self.device)] = (actor, task)
                             load[actor] += 1
                 settled = self._wait_for_one(pending)
             except ray.exceptions.RayError as error:
@@ -442,16 +436,16 @@ def number_of_actors(config: RayConfig) -> int:
     """Return ``ray.num_actors``; if it is not set, the number of actors for which the cluster has room now, at least
     one.
 
-    PoolError if there is no room for ``ray.num_actors``, and ``ray.wait_for_nodes_s`` does not announce more nodes.
+    PoolError if the cluster has no room for ``ray.num_actors`` now, unless ``ray.wait_for_nodes_s`` is set, which says
+    that more nodes will join the cluster.
     """
     fitting, cluster = room_for(num_cpus=config.num_cpus, num_gpus=config.num_gpus)
     wanted = config.num_actors or max(1, fitting)
     if wanted > fitting and not config.wait_for_nodes_s:
         raise PoolError(
             f"ray.num_actors: {wanted} actors of ray.num_cpus={config.num_cpus:g} and ray.num_gpus={config.num_gpus:g} "
-            f"do not fit: the cluster has {cluster}, room for {fitting}; "
-            "lower ray.num_actors, ray.num_cpus or ray.num_gpus, add nodes, or set ray.wait_for_nodes_s if they come "
-            "on demand."
+            f"do not fit: the cluster has {cluster}, room for {fitting}; lower ray.num_actors, ray.num_cpus or "
+            "ray.num_gpus, add nodes, or set ray.wait_for_nodes_s if they come on demand."
         )
     return wanted
 
@@ -553,8 +547,8 @@ def start_ray(config: RayConfig) -> Iterator[None]:
 def _private_to_this_process() -> Iterator[None]:
     """Restrict a Ray that is started inside the block to this machine, and protect it with a token of its own.
 
-    Ray's support of clusters is switched off, as it is by default on macOS: then Ray accepts connections from this
-    machine alone, for which its option `_node_ip_address` is not enough. An authentication mode or a token that the
+    Ray's support of clusters is switched off, as it is by default on macOS. Then Ray accepts connections from this
+    machine alone; its option `_node_ip_address` does not achieve this. An authentication mode or a token that the
     user chose in the environment is respected. By default Ray would write its token into a file that all users may
     read.
     """
@@ -594,8 +588,8 @@ def _read_authentication_again() -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Inside the block, let Ray install its handler of the signal SIGTERM; afterwards restore this process's own,
-    because Ray's would print a C++ stack on the terminal."""
+    """Context manager: restore this process's handler of the signal SIGTERM after the ``with`` block, in which Ray
+    installs another one. Ray's handler would print a C++ stack on the terminal."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -661,13 +655,14 @@ _PING_INTERVAL_S, _HANG_TIMEOUT_S = 1.0, 5.0
 BESIDE_WORK = "signs of life"
 
 
-class ServingActor:
-    """A Ray actor that answers requests from blocks of data that it loads once. ``answer_from(sources)`` loads the
-    blocks, and returns the function that computes an answer from them."""
+AnswerFrom = Callable[[Sequence[Any]], Callable[..., Any]]
+"""Loads blocks of data; returns the function that computes an answer from them."""
 
-    def __init__(
-        self, answer_from: Callable[[Sequence[Any]], Callable[..., Any]], torch_threads: int, *sources: Any
-    ) -> None:
+
+class ServingActor:
+    """A Ray actor that answers requests from blocks of data that it loads once."""
+
+    def __init__(self, answer_from: AnswerFrom, torch_threads: int, *sources: Any) -> None:
         torch.set_num_threads(torch_threads)
         self._answer = answer_from(sources)
 
@@ -685,14 +680,7 @@ class _ServingActors:
     They serve until :meth:`close`; an actor that dies earlier is restarted.
     """
 
-    def __init__(
-        self,
-        answer_from: Callable[[Sequence[Any]], Callable[..., Any]],
-        sources: Iterable[Any],
-        config: RayConfig,
-        *,
-        num_gpus: float,
-    ) -> None:
+    def __init__(self, answer_from: AnswerFrom, sources: Iterable[Any], config: RayConfig, *, num_gpus: float) -> None:
         import ray
 
         options: dict[str, Any] = {
@@ -752,7 +740,14 @@ class ServingTeachers(_ServingActors):
 
     def __init__(self, ensemble: Ensemble, config: RayConfig) -> None:
         self._num_teachers = ensemble.num_teachers
-        counter = partial(_counter_of, ensemble.spec, "cuda" if config.num_gpus else "cpu")
+        spec, device = ensemble.spec, "cuda" if config.num_gpus else "cpu"
+
+        def counter(sources: Sequence[str | ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
+            blocks = [tensors_of(source) for source in sources]
+            return lambda queries: np.sum(
+                [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
+            )
+
         super().__init__(counter, ensemble.sources, config, num_gpus=config.num_gpus)
 
     def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
@@ -760,17 +755,6 @@ class ServingTeachers(_ServingActors):
         time."""
         votes_QC: VoteArray = np.sum(self.ask(queries, timeout_s=_VOTE_TIMEOUT_S, what="teachers voted"), axis=0)
         return checked_votes(votes_QC, self._num_teachers)
-
-
-def _counter_of(
-    spec: TeacherSpec, device: str, sources: Sequence[str | ArrayWeights]
-) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
-    """Load blocks of teachers; return a function that maps features (Q, ...) to the vote counts (Q, C) of these
-    teachers."""
-    blocks = [tensors_of(source) for source in sources]
-    return lambda queries: np.sum(
-        [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
-    )
 
 
 @dataclass(kw_only=True, eq=False)

@@ -142,8 +142,8 @@ def train_stacked(
 ) -> list[StackedWeights]:
     """Train teachers as one program (the engine ``stacked``), and return each teacher's weights on the CPU.
 
-    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many train together. If it is
-    None, the memory of the CUDA device is the limit; on a CPU, a fixed number of parameters is.
+    ``indices`` are the teachers' numbers in the whole ensemble. ``memory`` limits how many teachers train together.
+    None means the memory of ``device``, if it is a CUDA device. On a CPU, their number of parameters is limited.
     """
     if memory is None and device.type == "cuda":
         memory = CudaMemory(device)
@@ -175,8 +175,7 @@ def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -
     """
     if not isinstance(model, nn.Sequential) or any(type(layer) not in _STACKED_LAYERS for layer in model):
         # vmap runs any architecture; the layers below have faster batched kernels.
-        forward = vmap(lambda values, x: functional_call(model, values, (x,)))
-        return forward(parameters, x_TB)
+        return vmap(lambda values, x: functional_call(model, values, (x,)))(parameters, x_TB)
     x = x_TB
     for index, layer in enumerate(model):
         own = {name: parameters[f"{index}.{name}"] for name, _ in layer.named_parameters()}
@@ -329,7 +328,7 @@ class _Stack:
 
         ``is_finite_T`` marks the teachers whose gradients are finite. A GPU's grouped convolution may multiply the
         values of a teacher by zeros for another one, and zero times infinity is NaN, which spreads from the teacher
-        that diverged. To find that teacher, each teacher with other than finite gradients is computed alone.
+        that diverged. To find that teacher, each teacher whose gradients are not finite is computed alone.
         """
         for teacher in torch.nonzero(~is_finite_T).flatten().tolist():
             alone_T = torch.zeros_like(self._kept_T)
@@ -431,9 +430,9 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
     """Return the engine that trains teachers of this model faster on this device: ``stacked`` (all at once) or ``loop``
     (one by one).
 
-    Networks whose convolutions are trained use ``loop`` on a CPU. On a GPU only residual and densely connected networks
-    do, as one of them keeps the device busy. All other models are stacked. The choice follows measurements on two CPU
-    cores and on an H100 (docs/scaling.md).
+    ``loop`` is for networks whose convolutions are trained: for all of them on a CPU, and on a GPU only for residual
+    and densely connected networks, because a single one keeps the GPU busy. All other models are stacked. The choice
+    follows measurements on two CPU cores and on an H100 (docs/scaling.md).
     """
     trains_convolutions = model.name in CONVOLUTIONAL and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))

@@ -321,7 +321,8 @@ class Costs(Body):
 
 
 class Overview(Body):
-    """The state that an operator's page shows. Private: not to be published."""
+    """What an operator's page shows about a service: health, advice, budget, costs, and queries by outcome. Private:
+    not to be published."""
 
     at_s: float
     started_s: float
@@ -544,8 +545,7 @@ class ServiceMetrics:
         self._queries = counter("fairpate_queries_received", "Queries in requests.")
         self.groups = counter("fairpate_groups", "Groups of requests processed together.")
         when = "When the process started, in seconds since 1970."
-        started = prometheus.Gauge("fairpate_started_seconds", when, registry=self._registry)
-        started.set_to_current_time()
+        prometheus.Gauge("fairpate_started_seconds", when, registry=self._registry).set_to_current_time()
         timing = functools.partial(prometheus.Histogram, buckets=_BUCKETS_S, registry=self._private)
         self._latency = timing("fairpate_request_seconds", "Time from a request to its reply.", ["route"])
         self._last_s: deque[float] = deque(maxlen=1000)
@@ -682,7 +682,11 @@ def add_error_bodies(app: FastAPI) -> None:
 def add_analyst_routes(
     app: FastAPI, facts: Facts, states: States, batcher: Batcher, counters: ServiceMetrics, tokens: LiveTokens
 ) -> None:
-    """Add the analysts' routes and the service's page to ``app``."""
+    """Add the analysts' routes and the service's page to ``app``.
+
+    ``facts`` describe the run, ``states`` computes what pages show, ``batcher`` submits queries, ``counters`` are the
+    service's metrics, and ``tokens`` are the accepted tokens.
+    """
     writer, pool, streams = states.writer, states.pool, states.streams
     queries_type, estimate_type = bodies_for(pool)
 
@@ -706,8 +710,7 @@ def add_analyst_routes(
     async def look_up(key: Key) -> Response:
         """Return the stored reply to a query. This is free: stored replies are never drawn again."""
         # From memory: stored replies are given also while the ledger cannot be written.
-        outcome = writer.books.ledger.outcome_of.get(key)
-        if outcome is None:
+        if (outcome := writer.books.ledger.outcome_of.get(key)) is None:
             raise FaultError(404, "key", key, "No reply is stored for this query; submit it with POST /v1/queries.")
         return json_response(reply_json(key, outcome))
 
@@ -760,8 +763,7 @@ def add_analyst_routes(
     @app.get("/v1/about", response_model=About)
     async def about(request: Request) -> Response:
         """Return a description of the run, the inputs of a record, and your name and role."""
-        caller: KnownCaller = request.scope["state"]["caller"]
-        return json_response(about_json(facts, pool, writer.snapshot.terms, caller))
+        return json_response(about_json(facts, pool, writer.snapshot.terms, request.scope["state"]["caller"]))
 
     @app.get("/v1/state", response_model=State)
     async def now() -> Response:
@@ -798,27 +800,23 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     """Return the :class:`Statement` of a service as JSON."""
     terms, status = snapshot.terms, snapshot.budget_status()
     return {
-        "unit": terms.unit,
-        "relation": terms.relation,
+        **{name: getattr(terms, name) for name in ("unit", "relation", "noise", "num_teachers")},
+        **{name: list(getattr(pool, name)) for name in ("label_names", "group_names", "record_shape")},
         "delta": status.delta,
         "epsilon": strict(session.epsilon_fixed_beforehand(terms)),
         "epsilon_submitted": strict(status.epsilon_submitted),
         "queries_submitted": status.queries_submitted,
-        "noise": terms.noise,
         # The service does not know how the settings were chosen, so their cost does not count as included.
         "tuning_accounted": False,
-        "num_teachers": terms.num_teachers,
         "mechanism": worded({"name": terms.mechanism.name, **dataclasses.asdict(terms.mechanism)}),
         "gate": worded(dataclasses.asdict(terms.gate)),
-        "label_names": list(pool.label_names),
-        "group_names": list(pool.group_names),
         "pool_size": len(pool),
-        "record_shape": list(pool.record_shape),
     }
 
 
 def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) -> None:
-    """Add the operators' routes to ``app``."""
+    """Add the operators' routes to ``app``; ``states`` computes what their page shows, and ``counters`` are the
+    service's metrics."""
     writer, pool, streams = states.writer, states.pool, states.streams
 
     @app.get("/v1/operator/ledger", response_model=LedgerPage)

@@ -208,8 +208,7 @@ class TokenStore(BaseModel):
 
     def of(self, name: str) -> tuple[StoredToken, ...]:
         """Return the tokens whose owner is ``name``, oldest first. TokenError if this owner has no token."""
-        found = tuple(token for token in self.tokens if token.name == name)
-        if not found:
+        if not (found := tuple(token for token in self.tokens if token.name == name)):
             known = ", ".join(sorted({token.name for token in self.tokens})) or "none yet"
             raise TokenError(f"{name}: this name has no valid token; add one, or give one of these names: {known}.")
         return found
@@ -419,8 +418,7 @@ class LiveTokens:
                 _make_mark(self._book.store)
         except OSError as error:
             _log.error(
-                "The token store's marker file cannot be written, so that without the store a restarted service "
-                "may admit "
-                "callers without a token; repair the folder: %s",
+                "The token store's marker file cannot be written, so that without the store a restarted service may "
+                "admit callers without a token; repair the folder: %s",
                 error,
             )

@@ -37,7 +37,7 @@ from aggregator.service.writer import Books, Readiness, Verification, Writer
 from aggregator.session import PublicPool
 from fairpate import __version__
 from fairpate.http_server import Body, FaultError
-from fairpate.pages import compared_costs, render
+from fairpate.pages import compared_costs, counted, render
 from fairpate.privacy import accountant
 from fairpate.types import strict
 
@@ -152,21 +152,20 @@ class Advice(Body):
 class BudgetForecast:
     """A forecast of when the privacy budget is used up, in numbers and in words, for the operator's page.
 
-    ``per_hour`` is the present rate of new queries; ``lasts_s`` is how many seconds the budget lasts at this rate, None
-    if it does not end or this is unknown.
+    ``lasts_s`` is how many seconds the budget lasts at the present rate of new queries, None if it does not end or this
+    is unknown.
     """
 
-    per_hour: float
     lasts_s: float | None
     words: str
 
 
 def forecast(points: Sequence[ChargesAt], *, left: int, is_exact: bool, now_s: float) -> BudgetForecast:
-    """Forecast how long the budget lasts, which has room for ``left`` more queries, at the rate of the last hour, or of
-    the last day if that hour was quiet.
+    """Forecast how long the privacy budget lasts if queries come at the rate of the last hour, or of the last day if
+    none came in the last hour.
 
-    ``points`` are the charges so far. ``is_exact`` is False if votes decide when the budget ends: then no forecast is
-    made.
+    ``points`` are the numbers of charges at several times. The budget has room for ``left`` more queries. ``is_exact``
+    is False if votes decide when the budget ends: then no forecast is made.
     """
     charged, seconds, window = 0, 0.0, ""
     for window_s, name in _WINDOWS_S:
@@ -178,18 +177,18 @@ def forecast(points: Sequence[ChargesAt], *, left: int, is_exact: bool, now_s: f
         # A burst right after the start says little about the rate: it counts as that of ten minutes.
         seconds = max(min(window_s, now_s - start.at_s), _SHORTEST_S)
         charged, window = points[-1].charges - start.charges, name if before else span(seconds)
-    per_hour, lasts_s = 3600 * charged / seconds, None
+    lasts_s = None
     if not is_exact:
         words = "Votes decide when this budget ends, so no forecast is made."
     elif left <= 0:
         words, lasts_s = "The budget is used up: only stored replies are given.", 0.0
     elif not charged:
-        words = f"No new query in the last {window}: {_queries(left)} left."
+        words = f"No new query in the last {window}: {counted(left, 'query', 'queries')} left."
     else:
         lasts_s = left / charged * seconds
-        rate = f"At the pace of the last {window} ({_queries(charged)})"
-        words = f"{rate}, the {_queries(left)} left last about {span(lasts_s)}."
-    return BudgetForecast(per_hour=per_hour, lasts_s=lasts_s, words=words)
+        rate = f"At the pace of the last {window} ({counted(charged, 'query', 'queries')})"
+        words = f"{rate}, the {counted(left, 'query', 'queries')} left last about {span(lasts_s)}."
+    return BudgetForecast(lasts_s=lasts_s, words=words)
 
 
 def advice(
@@ -214,7 +213,9 @@ def advice(
         words = "The budget is used up. Stored replies are still given; new queries need a new run with new records."
         found.append(Advice(level="soon", words=words))
     elif left < _NEARLY_SPENT * total:
-        words = f"The budget is nearly spent: {_queries(left)} of {total:,} left. Inform the analysts."
+        words = (
+            f"The budget is nearly spent: {counted(left, 'query', 'queries')} of {total:,} left. Inform the analysts."
+        )
         found.append(Advice(level="soon", words=words))
     elif lasts_s is not None and lasts_s < _DAY_S:
         words = f"At this pace the budget is used up in about {span(lasts_s)}. Find out who submits queries, and why."
@@ -231,12 +232,7 @@ def advice(
 def span(seconds: float) -> str:
     """Return a duration in words, in its largest fitting unit, such as ``3 days``."""
     length, name = next((unit for unit in _UNITS_S if seconds >= unit[0]), _UNITS_S[-1])
-    number = round(seconds / length)
-    return f"{number:,} {name}" + ("" if number == 1 else "s")
-
-
-def _queries(number: int) -> str:
-    return f"{number:,} {'query' if number == 1 else 'queries'}"
+    return counted(round(seconds / length), name)
 
 
 Charge = tuple[str, int, Outcome | None, Asked]
@@ -277,7 +273,7 @@ def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]
 
 @dataclass(eq=False)
 class States:
-    """Computes the states of a service that its page shows: the analyst's and the operator's.
+    """Computes what the pages of a service show about its present state, to analysts and to operators.
 
     ``latency`` returns quantiles of the duration of requests; ``last_backup`` returns when the ledger was last copied,
     None for never.
@@ -304,7 +300,8 @@ class States:
             self._history.look(snapshot.books.ledger, snapshot.num_charges, now_s=time.time())
 
     async def for_analyst(self) -> dict[str, Any]:
-        """Return a :class:`aggregator.service.api.State` as JSON."""
+        """Return what an analyst's page shows, budget and health, as the JSON of
+        :class:`aggregator.service.api.State`."""
         snapshot = self.writer.snapshot
         status = snapshot.budget_status()
         # The room of a budget that ends by votes reveals how they voted.
@@ -312,7 +309,8 @@ class States:
         return {"budget": status.to_json(), "queries_left": left, "health": self.health.to_json()}
 
     async def for_operator(self) -> dict[str, Any]:
-        """Return a :class:`aggregator.service.api.Overview` as JSON."""
+        """Return what an operator's page shows, such as health, advice, budget and private costs, as the JSON of
+        :class:`aggregator.service.api.Overview`."""
         now_s, snapshot, history = time.time(), self.writer.snapshot, self._history
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
         history.look(ledger, num_charges, now_s=now_s)
@@ -475,6 +473,5 @@ def _digest(*names: str) -> str:
     """Return the digest of a script or style element that contains these files, as a content security policy names
     it."""
     # The template puts a line break before and behind them.
-    folder = files("fairpate") / "templates"
-    text = "\n" + "".join((folder / name).read_text(encoding="utf-8") for name in names)
+    text = "\n" + "".join((files("fairpate") / "templates" / name).read_text(encoding="utf-8") for name in names)
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ from aggregator.session import (
     Reply,
 )
 from aggregator.store import DeposedError, LedgerError, UnreachableError
-from fairpate.http_server import KnownCaller
+from fairpate.http_server import KnownCaller, Reason
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
 from fairpate.types import IntArray, UserError
@@ -185,8 +185,9 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     def fail(self, books: Books, failure: str) -> None:
-        """Stop writing the ledger because of ``failure``, a fault that was found in the ledger of ``books``. Do nothing
-        if the writer has opened the ledger again, with new books. The next :meth:`call` opens it again."""
+        """Stop writing the ledger because of ``failure``, a fault that was found in the ledger of ``books``; the next
+        :meth:`call` opens the ledger again. Do nothing if ``books`` are not in use any more, because the writer has
+        opened the ledger again already."""
         if books is self.books and not self.failure:
             self.failure = failure
 
@@ -305,7 +306,6 @@ class Verification:
             self._writer.fail(books, str(fault))
 
 
-Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
 # The remedies on the page name these two times.
 _STUCK_S = 120.0
 _STALE_S = 30.0
@@ -315,7 +315,8 @@ _SHARED_S = 0.2  # anonymous callers that ask often cause one probe in this time
 
 @dataclass(eq=False)
 class Probe:
-    """Runs a check that may hang on a separate thread, one at a time, for all callers that wait for its result.
+    """Runs a check on a separate thread, because it may hang, and lets callers wait for its result. Callers that come
+    while it runs wait for the same run.
 
     Use it from one event loop. The function ``check`` raises an error if the part that it checks has failed.
     """
@@ -332,7 +333,7 @@ class Probe:
         return self._failed or hangs
 
     async def now(self) -> None:
-        """Run the check, and wait at most two seconds for its result."""
+        """Run the check, unless one has just finished, and wait at most two seconds for its result."""
         under_way = self._under_way
         if under_way is None:
             if time.monotonic() < self._began_s + _SHARED_S:
@@ -363,8 +364,12 @@ class Readiness:
     """Reports whether a new query would be answered now; :meth:`watch` checks the conditions for this every
     ``interval_s``.
 
-    The conditions: the ledger is open for writing, its entries were valid at the last verification, its disk has room,
-    the last votes arrived and the voters answer, Ray's control process answers, and the ledger's writer is not stuck.
+    The conditions:
+
+    * The ledger is open for writing, and its entries were valid at the last verification.
+    * The ledger's disk has room, and its writer is not stuck.
+    * The last votes arrived, the voters answer, and Ray's control process answers.
+
     None of them depends on a vote or on how much of the budget is spent.
     """
 
@@ -554,8 +559,7 @@ class Batcher:
             if request.caller.role != "operator":
                 # All that the caller asks in this group is charged at the same moment.
                 wanted = len(new) + Counter(first_caller.values())[name]
-                refusal = self.quotas.refusal(ledger, name, wanted, now_s=time.time())
-                if refusal is not None:
+                if (refusal := self.quotas.refusal(ledger, name, wanted, now_s=time.time())) is not None:
                     refused.append(replace(refusal, num_new=len(new)))
                     continue
                 with_quota.add(name)

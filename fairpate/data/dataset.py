@@ -97,9 +97,7 @@ class Split:
     def person_N(self) -> Tensor | None:
         """The number (N,) of each record's person: persons are counted from 0 in order of first appearance. None if
         records are protected."""
-        if not self.person_id:
-            return None
-        return torch.from_numpy(Names(self.person_id).numbered())
+        return torch.from_numpy(Names(self.person_id).numbered()) if self.person_id else None
 
     def take(self, indices: Tensor | Sequence[int], x: Tensor | None = None) -> Split:
         """Return the records at ``indices`` as a new split, in that order; ``x``: their features, if the caller already
@@ -430,8 +428,7 @@ def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
     """Return the first existing file among ``file`` and its declared alternatives, with its path. If none exists,
     :class:`DataError` says how to get it."""
     folder = resolve_data_dir(data_dir)
-    found = find(file, folder)
-    if found is None:
+    if (found := find(file, folder)) is None:
         raise DataError(f"{folder / file.path}: missing file. {how_to_get(file, folder)}")
     return found
 
@@ -519,9 +516,8 @@ def counted(units: Iterable[str]) -> Names:
 def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
     """Return a 64-bit hash of each name, keyed by the public ``seed`` and by ``purpose``: uniform, and independent for
     different purposes."""
-    key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     # Copied for each name: setting the key is the slow part.
-    keyed = hashlib.blake2b(key=key, digest_size=8)
+    keyed = hashlib.blake2b(key=hashlib.sha256(f"{purpose}:{seed}".encode()).digest(), digest_size=8)
     digests = bytearray()
     for name in names:
         hasher = keyed.copy()

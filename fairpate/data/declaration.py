@@ -418,6 +418,10 @@ class Declaration(Section):
         named += [self.pictures.column] if self.pictures else []
         return tuple(dict.fromkeys((*named, *self.attribute_columns, self.label.column, *conditional, *trimmed)))
 
+    def persons(self, options: Mapping[str, Any]) -> Person | None:
+        """Return how records name their persons with these ``options``; None if they name none."""
+        return self.person if self.person and dataset.holds(self.person.when, options) else None
+
     def chosen_groups(self, options: Mapping[str, Any]) -> dict[str, Group]:
         """Return by name the sensitive attribute that ``options`` choose, or, if they choose an intersection, all
         attributes that it combines."""
@@ -484,6 +488,9 @@ def rows_of(
         return
     # Vectors next to a file are joined to its rows before any rule leaves one out.
     arrays = {column: each.vector for column, each in table.visible(request.options) if each.array and each.vector}
+    layout = tables.Layout(
+        columns=table.header or None, separator=table.separator, comment=table.comment, encoding=table.encoding
+    )
     for part, declared in parts.items():
         active = (each for each in declared if dataset.holds(each.when, request.options))
         for file in (found for each in active for found in dataset.expanded(each, request.data_dir)):
@@ -495,15 +502,8 @@ def rows_of(
             choice, path = dataset.locate(file, request.data_dir)
             if choice.sha256 is not None:  # of the published bytes: a copy may be gzipped
                 dataset.check_file(choice, path, unpack=path.suffix == ".gz")
-            batches = tables.read_batches(
-                path,
-                choice.path,
-                columns=table.header or None,
-                separator=table.separator,
-                comment=table.comment,
-                encoding=table.encoding,
-                wanted=None if table.identity.by_text else table.used(request.options),
-            )
+            wanted = None if table.identity.by_text else table.used(request.options)
+            batches = tables.read_batches(path, choice.path, layout, wanted=wanted)
             for rows in tables.with_vectors(batches, path, choice.path, arrays):
                 yield part, choice.path, _used_columns(table, part, rows, choice.path, request)
 
@@ -594,10 +594,10 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     faults = faults or TableFaults()
     rules = [rule for rule in table.keep if dataset.holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
-    person = table.person if table.person and dataset.holds(table.person.when, options) else None
+    person = table.persons(options)
     x, y, z, units, persons = Gathered(), Gathered(), Gathered(), GatheredNames(), GatheredNames()
     paths: list[str] = []
-    size_of, headers = Counter[Part](), dict[Part, tuple[str, tuple[str, ...]]]()
+    size_of, headers = Counter[Part](), Headers()
     protected: list[tuple[Part, str, IntArray]] = []
     for part, file, rows in rows_of(table, request, table.files.parts):
         keep = np.ones(len(rows), dtype=bool)
@@ -633,7 +633,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         z.append(crossed_N)
         # Pooled files are divided together, so that equal rows of both are numbered together too.
         pool: Part = "records" if table.files.pooled else part
-        names = _unit_names(table, rows, codes_N, file, pool, headers, person, request)
+        names = _unit_names(table, request, rows, codes_N, file, pool, headers)
         units.append(names)
         size_of[part] += len(names)
         if person:
@@ -683,15 +683,11 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     )
 
 
+Headers = dict[Part, tuple[str, tuple[str, ...]]]
+
+
 def _unit_names(
-    table: Declaration,
-    rows: pa.Table,
-    codes_N: IntArray,
-    file: str,
-    pool: Part,
-    headers: dict[Part, tuple[str, tuple[str, ...]]],
-    person: Person | None,
-    request: Request,
+    table: Declaration, request: Request, rows: pa.Table, codes_N: IntArray, file: str, pool: Part, headers: Headers
 ) -> pa.LargeStringArray:
     """Return a name for each row's record; the caller appends a number to names that occur again.
 
@@ -717,7 +713,7 @@ def _unit_names(
                 f"{file}: expected the columns of {first}, in their order; restore the publisher's files, or name "
                 "records by columns that all files have (identity)."
             )
-    if person and person.column not in columns:
+    if (person := table.persons(options)) and person.column not in columns:
         columns = (*columns, person.column)
     for column in columns:
         _require_no_list(rows, column, file)

@@ -142,8 +142,7 @@ class Graph:
             copies.append(components(torch.cat(shown)).numpy())
         copies_VMD = np.stack(copies or [components(pool).numpy()])
         nearness = Nearness.to(copies_VMD, radius=float(np.linalg.norm(copies_VMD, axis=2).max()))
-        blocks = in_blocks(copies_VMD[0], _AT_ONCE, "neighbours")
-        found = [nearness.nearest(part, _NEIGHBOURS + 1) for part in blocks]
+        found = [nearness.nearest(part, _NEIGHBOURS + 1) for part in in_blocks(copies_VMD[0], _AT_ONCE, "neighbours")]
         near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
         # A record is nearest to itself, in some copy.
         others = near_MK != np.arange(len(pool))[:, None]
@@ -403,12 +402,8 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
     of few pictures, may be rotated, depending on the processor and the number of threads.
     """
     tensors = {f"components.{name}": getattr(embedding.components, name) for name in _COMPONENTS}
-    values: dict[str, Any] = {
-        "format": FORMAT,
-        "config": embedding.config.model_dump(mode="json"),
-        "record_shape": list(embedding.record_shape),
-        "radius": embedding.radius,
-    }
+    config, shape = embedding.config.model_dump(mode="json"), list(embedding.record_shape)
+    values: dict[str, Any] = {"format": FORMAT, "config": config, "record_shape": shape, "radius": embedding.radius}
     if embedding.graph is not None:
         edges, nearness = embedding.graph.components, embedding.graph.nearness
         assert isinstance(edges, Components)
@@ -472,13 +467,9 @@ def read_embedding(path: Path) -> Embedding:
                 raise ValueError("graph: expected finite coordinates")  # noqa: TRY301
         if not 0 < values["radius"] < math.inf:
             raise ValueError(f"radius: expected a positive number, got {values['radius']}")  # noqa: TRY301 - reported below
-        return Embedding(
-            config=kinds["components"][0],
-            components=components["components"],
-            graph=graph,
-            radius=values["radius"],
-            record_shape=tuple(values["record_shape"]),
-        )
+        config, radius, shape = kinds["components"][0], values["radius"], tuple(values["record_shape"])
+        found = components["components"]
+        return Embedding(config=config, components=found, graph=graph, radius=radius, record_shape=shape)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if not path.exists():
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
@@ -554,8 +545,7 @@ class Prototypes:
     def of(cls, pool: Tensor, *, count: int, embedding: EmbeddingName, num_components: int, seed: int) -> Prototypes:
         """Fit prototypes to the public ``pool`` (M, ...). ConfigError if ``count`` exceeds the number of different
         records."""
-        few = EmbeddingConfig(num_components=num_components)
-        embed: Embed = Components.of(pool, few, evened=False, plain=True)
+        embed: Embed = Components.of(pool, EmbeddingConfig(num_components=num_components), evened=False, plain=True)
         embedded = embed(pool).numpy()
         if embedding == "graph":
             embed = graph = Graph.of(pool, embed, seed=seed)
@@ -568,12 +558,8 @@ class Prototypes:
             )
         # From a public seed and public records, so that a resumed run computes the same prototypes.
         clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(embedded)
-        return cls(
-            embed=embed,
-            centres=clusters.cluster_centers_,
-            coordinates_MD=embedded,
-            prototype_M=clusters.labels_.astype(np.int64),
-        )
+        prototype_M = clusters.labels_.astype(np.int64)
+        return cls(embed=embed, centres=clusters.cluster_centers_, coordinates_MD=embedded, prototype_M=prototype_M)
 
     def nearest(self, x: Tensor) -> IntArray:
         """Return the index (N,) of the nearest prototype of every record in ``x`` (N, ...); it depends on that record

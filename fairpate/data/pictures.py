@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,6 @@ from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import codes, read_table, require_columns
 from fairpate.files import cache_dir
 from fairpate.types import DataError, DataSettingsError, IntArray, torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CACHE_VERSION = 2  # raise it with any change that decodes the same archive to other pixels
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -187,14 +184,10 @@ def _coloured(
     # The ink (N, height, width) goes to channel 0 (red) or 1 (green); if the colour is hidden, to the only channel.
     painted = np.zeros((len(grey), 1 + is_visible, *grey.shape[1:]), dtype=np.uint8)
     painted[np.arange(len(grey)), colour if is_visible else 0] = grey
+    x, y, z = map(torch.from_numpy, (painted, digits, colour if sensitive == "colour" else binary))
     return {
         "kind": "image",
-        "records": Split(
-            x=torch.from_numpy(painted),
-            y=torch.from_numpy(digits),
-            z=torch.from_numpy(colour if sensitive == "colour" else binary),
-            record_id=names,
-        ),
+        "records": Split(x=x, y=y, z=z, record_id=names),
         "label_names": tuple(str(digit) for digit in range(10)),
         "group_names": GROUPS[sensitive],
         "sensitive_attribute": sensitive,
@@ -336,21 +329,13 @@ def load_utkface(request: Request) -> LoadedRecords:
 
 
 def _of_pictures(
-    request: Request,
-    pictures: Pictures,
-    names: Sequence[str],
-    *,
-    record_id: Sequence[str],
-    y: Tensor,
-    z: Tensor,
-    unit_id: Sequence[str] = (),
-    mode: Mode = "RGB",
-    **facts: Any,
+    request: Request, pictures: Pictures, names: Sequence[str], *, mode: Mode = "RGB", **facts: Any
 ) -> LoadedRecords:
-    """Return the records of the pictures ``names``, decoded at the requested size."""
+    """Return the records of the pictures ``names``, decoded at the requested size; ``facts`` are fields of
+    :class:`LoadedRecords` and of its records."""
     pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
-    records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
-    return LoadedRecords(kind="image", records=records, mapped=pixels, **facts)
+    own = {name: facts.pop(name) for name in ("y", "z", "record_id", "unit_id") if name in facts}
+    return LoadedRecords(kind="image", records=Split(x=pixels.x, **own), mapped=pixels, **facts)
 
 
 def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:
@@ -383,8 +368,7 @@ def load_fairface(request: Request) -> LoadedRecords:
         # Counted for a note: a subset of the pictures is allowed.
         absent += len(labels) - len(tables[-1])
     table = pa.concat_tables(tables)
-    names = table["file"].to_pylist()
-    if not names:
+    if not (names := table["file"].to_pylist()):
         raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg; restore them.")
     return _of_pictures(
         request,
@@ -499,8 +483,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
                 f"{train.path}: column Path: expected .../patient00001/..., got {path!r}; restore the file."
             )
     table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
-    paths = table["Path"].to_pylist()
-    if not paths:
+    if not (paths := table["Path"].to_pylist()):
         raise DataError(f"{demographics.path}: no patient of {train.path} has a known race; check both files.")
     pictures = open_pictures(files["archive"], request.data_dir)
     name_of = {name.partition(f"{ROOT}/")[2] or name: name for name in pictures.names}

@@ -49,7 +49,6 @@ from fairpate.data.dataset import (
     divide_by_hash,
     expanded,
     find,
-    holds,
     how_to_get,
     locate,
     resolve_data_dir,
@@ -59,7 +58,7 @@ from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_re
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import Names
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
-from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, TableFaults
+from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, USUAL, Layout, TableFaults
 from fairpate.types import Advance, DataError, DataSettingsError, IntArray, Unit, tell, torch
 
 Floats = npt.NDArray[np.float64]
@@ -68,8 +67,7 @@ Floats = npt.NDArray[np.float64]
 def _chosen(uniform_N: Floats, shares: Floats, row_N: IntArray) -> IntArray:
     """Return an index for each of N uniform random numbers; number n yields index k with the probability
     ``shares[row_N[n], k]``."""
-    ends_NK = np.cumsum(shares, axis=1)[row_N, :-1]
-    return (uniform_N[:, None] >= ends_NK).sum(axis=1)
+    return (uniform_N[:, None] >= np.cumsum(shares, axis=1)[row_N, :-1]).sum(axis=1)
 
 
 def _bell(uniform_N3: Floats) -> Floats:
@@ -289,7 +287,7 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
     request = request_of(config, entry)
     # From the declaration: a site without any record has no person ids to show that persons are protected.
-    is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
+    is_person = config.unit is None and table.persons(request.options) is not None
     found = dataset_of(entry.load(request), config, entry, shared_unit="person" if is_person else "record")
     return replace(found, is_elsewhere=not has_private)
 
@@ -431,13 +429,12 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
     for name, split in dataset.splits.items():
         cells = (split.z * num_classes + split.y)[split.y >= 0]  # public records may lack a label
         counts_GC = torch.bincount(cells, minlength=num_groups * num_classes).reshape(num_groups, num_classes)
-        unlabelled_G = torch.bincount(split.z[split.y < 0], minlength=num_groups)
         splits.append(
             SplitDescription(
                 name=name,
                 records=len(split),
                 counts_GC=tuple(map(tuple, counts_GC.tolist())),
-                unlabelled_G=tuple(unlabelled_G.tolist()),
+                unlabelled_G=tuple(torch.bincount(split.z[split.y < 0], minlength=num_groups).tolist()),
             )
         )
     described = {name: getattr(dataset, name) for name in (*DESCRIBED, "name")}
@@ -555,8 +552,7 @@ def fetch(
             # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
             check_file(*found, unpack=found[1].name != Path(found[0].path).name)
     # Before anything is downloaded, so that a user is not asked to register after an hour.
-    by_hand = [how_to_get(file, data_dir) for file in missing if file.url is None]
-    if by_hand:
+    if by_hand := [how_to_get(file, data_dir) for file in missing if file.url is None]:
         raise DataError(
             f"{name} cannot be fetched without its publisher's consent. " + " ".join(dict.fromkeys(by_hand))
         )
@@ -651,18 +647,12 @@ def check_declaration(config: DataConfig) -> Check:
         refused = []
     except DataError as error:
         refused = str(error).splitlines()
-    # Columns in the order of the files, each once.
-    named = {(file, column): None for file, column, _ in faults.counts}
-    columns = tuple(
-        Counted(
-            file=file,
-            column=column,
-            rows=faults.rows[file],
-            **{what: faults.counts[file, column, what] for what in ("clipped", "missing", "other")},
-        )
-        for file, column in named
-    )
-    return Check(rows=dict(faults.rows), columns=columns, refused=tuple(refused))
+    columns = []
+    # In the order of the files, each once.
+    for file, column in dict.fromkeys((file, column) for file, column, _ in faults.counts):
+        counts = {what: faults.counts[file, column, what] for what in ("clipped", "missing", "other")}
+        columns.append(Counted(file=file, column=column, rows=faults.rows[file], **counts))
+    return Check(rows=dict(faults.rows), columns=tuple(columns), refused=tuple(refused))
 
 
 QUESTION = "# ?"
@@ -810,20 +800,18 @@ def draft_declaration(
             )
     if file.is_dir():
         return _draft_of_pictures(file, public, test, folder, reads_private=reads_private)
-    separator, encoding = layout_of(public or file, with_rows=public is not None)
-    columns = tables.column_names(
-        file, file.name, separator=separator if file.suffix not in TYPED_SUFFIXES else None, encoding=encoding
-    )
+    layout = layout_of(public or file, with_rows=public is not None)
+    columns = tables.column_names(file, file.name, layout)
     for option, column in (("label", label), ("group", group), ("person", person)):
         if column is not None and column not in columns:
             raise DataSettingsError(f"--{option}: {file.name} has no column {column}{nearest(column, columns)}.")
     seen, seen_private = (
-        {} if each is None else _seen(each, separator, encoding) for each in (public, file if reads_private else None)
+        {} if each is None else _seen(each, layout) for each in (public, file if reads_private else None)
     )
     # If another sign separates the fields, a comma in a number is its decimal sign.
-    has_decimal_comma = separator not in (None, ",") and any(each.kind == "comma" for each in seen.values())
+    has_decimal_comma = layout.separator not in (None, ",") and any(each.kind == "comma" for each in seen.values())
     if has_decimal_comma and public:
-        seen = _seen(public, separator, encoding, [each for each in seen if seen[each].kind in ("comma", "number")])
+        seen = _seen(public, layout, [each for each in seen if seen[each].kind in ("comma", "number")])
     known = seen_private | seen
     free = [column for column in columns if column not in (group, person)]
     categories = [column for column in columns if column in seen and seen[column].kind == "category"]
@@ -856,8 +844,8 @@ def draft_declaration(
         test,
         folder,
         source=f"from {public.name}, and {what}" if public else f"from {what}",
-        separator=separator,
-        encoding=encoding,
+        separator=layout.separator,
+        encoding=layout.encoding,
         has_decimal_comma=has_decimal_comma,
         label=label,
         classes=values if 2 <= len(values) <= _MOST_CATEGORIES else [],
@@ -872,10 +860,10 @@ def draft_declaration(
     )
 
 
-def _seen(path: Path, separator: str | None, encoding: str, with_commas: Collection[str] = ()) -> dict[str, Seen]:
+def _seen(path: Path, layout: Layout, with_commas: Collection[str] = ()) -> dict[str, Seen]:
     """Return facts about every column of a file. In the columns ``with_commas`` the comma is the decimal sign."""
     seen: dict[str, Seen] = {}
-    for batch in tables.read_batches(path, path.name, separator=separator, encoding=encoding):
+    for batch in tables.read_batches(path, path.name, layout):
         for column in batch.column_names:
             text = tables.text_of(batch[column])
             seen.setdefault(column, Seen()).add(tables.with_decimal_points(text) if column in with_commas else text)
@@ -917,15 +905,14 @@ def _date(text: str, form: str) -> datetime.date | None:
         return None
 
 
-def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
-    """Return the likely separator of a table and its encoding. The separator is the one that splits the header into
-    most fields.
+def layout_of(file: Path, *, with_rows: bool) -> Layout:
+    """Return the likely layout of a table: the separator that splits the header into most fields, and the encoding.
 
     For a file format with column types, such as Parquet, the separator is None. The encoding is UTF-8, or cp1252 if the
     header (``with_rows``: any line) is not valid UTF-8.
     """
     if file.suffix in TYPED_SUFFIXES:
-        return None, "utf-8"
+        return USUAL
     encoding = "utf-8"
     if ".gz" not in file.suffixes and file.is_file():
         with file.open("rb") as stream:
@@ -934,8 +921,8 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
                     line.decode("utf-8")
             except UnicodeDecodeError:
                 encoding = "cp1252"
-    names = {each: tables.column_names(file, file.name, separator=each, encoding=encoding) for each in _SEPARATORS}
-    return max(_SEPARATORS, key=lambda each: len(names[each])), encoding
+    layouts = (Layout(separator=each, encoding=encoding) for each in _SEPARATORS)
+    return max(layouts, key=lambda layout: len(tables.column_names(file, file.name, layout)))
 
 
 def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:

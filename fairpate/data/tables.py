@@ -28,7 +28,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -376,10 +376,6 @@ class FeatureCode:
     below: float | None = None
     place: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that are not None as a JSON mapping."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
     """Return how every feature of these columns is computed, in the order in which :func:`encode` computes them."""
@@ -408,8 +404,7 @@ def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode,
                 is_other = feature.other and name == OTHER
                 # `other` has the values of all its siblings: it is 1 for every text that is not among them.
                 values = tuple(value for value, found in places.items() if (found == place) != is_other)
-                kind = "other" if is_other else "category"
-                codes.append(code(feature=f"{column}={name}", kind=kind, values=values))
+                codes.append(code(feature=f"{column}={name}", kind="other" if is_other else "category", values=values))
     return tuple(codes)
 
 
@@ -489,32 +484,39 @@ _BYTES_AT_ONCE, _ROWS_AT_ONCE = 2**23, 2**15
 _RESTORE = "restore the file"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The layout of delimited text: ``columns`` names the fields of a file without a header line, ``separator`` None is
+    a tab in .tsv files and otherwise a comma, and a first line that begins with ``comment`` is skipped."""
+
+    columns: Sequence[str] | None = None
+    separator: str | None = None
+    comment: str = ""
+    encoding: str = "utf-8"
+
+    def of(self, path: Path) -> Layout:
+        """Return this layout with the separator of the file at ``path``."""
+        return replace(self, separator=self.separator or ("\t" if ".tsv" in path.suffixes else ","))
+
+
+USUAL = Layout()
+
+
 def read_batches(
-    path: Path,
-    name: str,
-    *,
-    columns: Sequence[str] | None = None,
-    separator: str | None = None,
-    comment: str = "",
-    encoding: str = "utf-8",
-    wanted: Sequence[str] | None = None,
+    path: Path, name: str, layout: Layout = USUAL, *, wanted: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
     """Yield the rows of the file at ``path``, batch by batch; its suffix selects Parquet, Feather, Arrow or text.
 
-    ``name`` is the file's name in error messages. For text, which may be gzipped: ``columns`` names the fields of a
-    file without a header line. ``separator`` None is a tab in .tsv files, otherwise a comma. A first line that begins
-    with ``comment`` is skipped. For the other formats, ``wanted`` are the only columns read, None: all.
-    :class:`DataError` as in :func:`read_table`.
+    ``name`` is the file's name in error messages. Delimited text, with this ``layout``, may be gzipped. For the other
+    formats, ``wanted`` are the only columns read, None: all. :class:`DataError` as in :func:`read_table`.
     """
     require_readable(path, name)
-    usual = "\t" if ".tsv" in path.suffixes else ","
     if path.suffix not in TYPED_SUFFIXES:
-        separator, layout = separator or usual, {"comment": comment, "encoding": encoding}
         try:
             # The position in the file on disk, even if gzipped: its unpacked size is unknown.
             size = path.stat().st_size
             with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
-                for rows in _text_batches(stream, name, columns=columns, separator=separator, **layout):
+                for rows in _text_batches(stream, name, layout.of(path)):
                     tell(file.tell(), size)
                     yield rows
         except (OSError, EOFError, zlib.error) as error:
@@ -559,46 +561,43 @@ def require_readable(path: Path, name: str) -> None:
         )
 
 
-def column_names(path: Path, name: str, *, separator: str | None = None, encoding: str = "utf-8") -> list[str]:
+def column_names(path: Path, name: str, layout: Layout = USUAL) -> list[str]:
     """Return the column names in a file's header, or in its schema; no row is read."""
     require_readable(path, name)
     try:
         if path.suffix in TYPED_SUFFIXES:
             return list(arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix]).schema.names)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            usual = "\t" if ".tsv" in path.suffixes else ","
-            return _distinct(_read_header(stream, name, separator or usual, encoding))  # type: ignore[arg-type]
+            return _distinct(_read_header(stream, name, layout.of(path)))  # type: ignore[arg-type]
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
 
 
-def read_table(content: bytes, name: str, *, columns: Sequence[str] | None = None, separator: str = ",") -> pa.Table:
-    """Return all fields of delimited text as trimmed text; ``columns`` names them if the file has no header line.
+def read_table(content: bytes, name: str, *, separator: str = ",") -> pa.Table:
+    """Return all fields of delimited text, which has a header line, as trimmed text.
 
     A repeated name in a header gets ``.1``, ``.2``. :class:`DataError` for ragged rows, no row, or bytes that are not
     UTF-8.
     """
-    return pa.concat_tables(_text_batches(io.BytesIO(content), name, columns=columns, separator=separator))
+    return pa.concat_tables(_text_batches(io.BytesIO(content), name, Layout(separator=separator)))
 
 
-def _text_batches(
-    stream: Any, name: str, *, columns: Sequence[str] | None, separator: str, comment: str = "", encoding: str = "utf-8"
-) -> Iterator[pa.Table]:
+def _text_batches(stream: Any, name: str, layout: Layout) -> Iterator[pa.Table]:
     """Yield the rows of delimited text in batches, with every field as trimmed text."""
     # A stream of bytes in memory has no `peek`, which finding the comment needs.
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
-    if comment and stream.peek(len(comment)).startswith(comment.encode()):
+    if layout.comment and stream.peek(len(layout.comment)).startswith(layout.comment.encode()):
         stream.readline()
-    header = _distinct(columns if columns is not None else _read_header(stream, name, separator, encoding))
+    header = _distinct(layout.columns if layout.columns is not None else _read_header(stream, name, layout))
     rows = 0
     try:
         with arrow_csv.open_csv(
             pa.PythonFile(stream, mode="r"),
             read_options=arrow_csv.ReadOptions(
-                column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False, encoding=encoding
+                column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False, encoding=layout.encoding
             ),
             # A quoted field may contain line breaks.
-            parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            parse_options=arrow_csv.ParseOptions(delimiter=layout.separator, newlines_in_values=True),
             # An empty field stays empty text: only the declaration knows its meaning.
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False
@@ -620,14 +619,14 @@ def _text_batches(
         raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
 
 
-def _read_header(stream: IO[bytes], name: str, separator: str, encoding: str) -> list[str]:
+def _read_header(stream: IO[bytes], name: str, layout: Layout) -> list[str]:
     """Return the column names in the header of delimited text; a header with quoted names may extend over several
     lines."""
     # Read line by line, so that the stream is at the first row afterwards. A byte-order mark is not part of a name.
-    decoded_as = "utf-8-sig" if encoding == "utf-8" else encoding
-    lines = (line.decode(decoded_as) for line in iter(stream.readline, b""))
+    encoding = "utf-8-sig" if layout.encoding == "utf-8" else layout.encoding
+    lines = (line.decode(encoding) for line in iter(stream.readline, b""))
     try:
-        first = next(csv.reader(lines, delimiter=separator, strict=False), None)
+        first = next(csv.reader(lines, delimiter=layout.separator or ",", strict=False), None)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{name}: not a readable table ({error}); {_RESTORE}{_hint(str(error))}.") from error
     if not first:
@@ -991,19 +990,20 @@ class RecordField:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordForm:
-    """The inputs for a record of the table with the features ``codes``: one for each published column.
+    """The inputs for a record of a table: one for each published column. ``columns`` maps a column's name to its
+    features.
 
     The inputs are encoded exactly as a row of a file with the same values, so that a typed record and a row of a file
     are the same query.
     """
 
-    codes: tuple[FeatureCode, ...]
+    columns: Mapping[str, Sequence[FeatureCode]]
 
     @property
     def fields(self) -> tuple[RecordField, ...]:
         """The inputs of the form, one for each published column, in order."""
         found = []
-        for column, codes in self._columns:
+        for column, codes in self.columns.items():
             first, last = codes[0], codes[-1]
             if first.kind == "number":
                 is_optional = first.missing is not None
@@ -1013,21 +1013,15 @@ class RecordForm:
                 found.append(RecordField(name=column, low=first.at_least, high=last.at_least))
             else:
                 values = [value for code in codes if code.kind == "category" for value in code.values or ()]
-                found.append(
-                    RecordField(
-                        name=column,
-                        choices=tuple(value for value in values if value),
-                        is_optional="" in values,
-                        takes_other=last.kind == "other",
-                    )
-                )
+                choices, other = tuple(filter(None, values)), last.kind == "other"
+                found.append(RecordField(name=column, choices=choices, is_optional="" in values, takes_other=other))
         return tuple(found)
 
     def encode(self, values: Mapping[str, Value]) -> npt.NDArray[np.float32]:
         """Return the features (F,) of a record, given its ``values`` by column. ValueError, naming the column, for a
         value that is missing or not declared."""
         features: list[float] = []
-        for column, codes in self._columns:
+        for column, codes in self.columns.items():
             first, value = codes[0], values.get(column)
             if first.kind not in ("number", "band"):
                 text = "" if value is None else str(value)
@@ -1060,15 +1054,11 @@ class RecordForm:
             features += [] if first.missing is None else [number is None]
         return np.array(features, dtype=np.float32)
 
-    @property
-    def _columns(self) -> Iterator[tuple[str, list[FeatureCode]]]:
-        for column, codes in itertools.groupby(self.codes, key=lambda code: code.column):
-            yield column, list(codes)
-
 
 def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
     """Return the input form for records with the features ``codes``; None if there are no features, or if a column
     contains vectors, which are too long to type."""
     if not codes or any(code.kind == "element" for code in codes):
         return None
-    return RecordForm(codes=tuple(codes))
+    columns = itertools.groupby(codes, key=lambda code: code.column)
+    return RecordForm(columns={column: tuple(own) for column, own in columns})

@@ -63,8 +63,8 @@ class RandomisedResponseConfig(ParityConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseTrained(Trained):
-    """The trained model; ``mixing`` is the change of predictions by group that the form ``two_step`` adds, None for
-    ``one_step``."""
+    """The trained model. ``mixing`` is the randomised change of its predictions by group that the second step of the
+    form ``two_step`` computes; None for the form ``one_step``."""
 
     mixing: Mixing | None
 
@@ -87,14 +87,19 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
 
 
 def shrinkage(epsilon: float, num_groups: int) -> float:
-    """Return the ratio of a gap over reported groups to the gap over true groups, if the groups have equal sizes; it
-    multiplies the learner's allowed gap."""
+    """Return the factor by which a fairness gap shrinks if it is measured over reported instead of true groups, for
+    groups of equal sizes. The learner's allowed gap is multiplied by this factor, because the learner reads reported
+    groups."""
     return (num_groups * keep_probability(epsilon, num_groups) - 1) / (num_groups - 1)
 
 
 def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatArray:
-    """Estimate counts by true group from counts by reported group (G, Y, C): unbiased estimates, clipped at 0 and
-    rescaled to the total of each label and prediction."""
+    """Estimate counts by true group, label and prediction from ``reported_GYC``, counts by reported group, label and
+    prediction.
+
+    Unbiased estimates are clipped at 0. They are then rescaled, so that the sum over groups stays the same for each
+    label and prediction.
+    """
     # Unbiased estimates of small counts fall below 0. Totals over groups are known: labels and predictions are public.
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)
@@ -115,8 +120,8 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: those of the learner that is not used, and, with
-        the form `one_step`, those that only `two_step` reads."""
+        """The disabled fields, each with the setting that disables it. A learner disables fields that only the other
+        learner reads; the form `one_step` disables fields that only the second step of `two_step` reads."""
         by_f_ld, one_step = self.randomised_response.learner == "f_ld", self.randomised_response.form == "one_step"
         game = ("num_rounds", "dual_bound", "learning_rate", "max_gap", "corrects_bound") if by_f_ld else ()
         steps = ("mixing_gap", "min_share") if one_step else ()
@@ -128,14 +133,17 @@ class RandomisedResponse(PrivateMethod):
 
     @property
     def learns_two_classes(self) -> bool:  # type: ignore[override]
-        """True unless the configured learner is F-LD, which learns any number of classes."""
+        """True for the learner `exponentiated_gradient`, which learns two classes. The other learner, F-LD (fairness by
+        Lagrange multipliers), learns any number of classes."""
         return self.randomised_response.learner == "exponentiated_gradient"
 
     publishes_linear_rules = learns_two_classes  # the other learner's rules
 
     @property
     def publishes_mixture(self) -> bool:  # type: ignore[override]
-        """True unless F-LD's model is published as it is, without the mixing of the form `two_step`."""
+        """True if the published classifier draws labels at random: with the learner `exponentiated_gradient`, whose
+        model is a mixture of linear rules, or with the form `two_step`, which changes predictions at random by
+        group."""
         return self.learns_two_classes or self.randomised_response.form == "two_step"
 
     def learned(
@@ -179,7 +187,8 @@ class RandomisedResponse(PrivateMethod):
     def train(self, training: Training) -> ResponseTrained:
         """Randomise the group of each record once, learn from the reported groups, and return the model.
 
-        ValueError for a label or group out of range, and for a group and event with too few records.
+        ValueError for a label or group out of range, and for too few records of a group with a fairness event, such as
+        a true label.
         """
         from fairpate.nn.fit import said_labels  # a configuration is read without torch
 

@@ -77,8 +77,8 @@ _LARGEST_EPSILON = 20
 
 
 class TaughtConfig(configuration.Section):
-    """Settings of how the student learns from labels of public records: the share of records, a gate that leaves out
-    labels for fairness, and a fairness penalty in the loss."""
+    """Settings of how the student learns from labels of public records: the share of records that it learns from, a
+    gate against labels that would widen the demographic-parity gap, and a fairness penalty in the loss."""
 
     taught_share: float = Field(
         0.7,
@@ -108,8 +108,8 @@ class PoolLabels:
 class VotesOfRecords(base.ReleasingMethod):
     """A method in which private records vote in one release, under the relation "add or remove one".
 
-    Noise is calibrated to the target, which protects one record or person. ``learned``: the fields of the method's own
-    section that only learning reads, in addition to those of :class:`TaughtConfig`.
+    Noise is calibrated to the target epsilon and delta, which hold for one record or person. ``learned`` names the
+    fields of the method's own section that affect only the student, in addition to those of :class:`TaughtConfig`.
     """
 
     protects_persons: ClassVar[bool] = True
@@ -126,7 +126,8 @@ class VotesOfRecords(base.ReleasingMethod):
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dotted names of the fields that only learning from the release reads, and not the release itself."""
+        """The dotted names of the fields that affect only what is learned from the release, but not the release
+        itself."""
         own = (*self.learned, *TaughtConfig.model_fields)
         return (*base.ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
 
@@ -147,8 +148,9 @@ class VotesOfRecords(base.ReleasingMethod):
         return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
 
     def label_noise(self, num_groups: int) -> float:
-        """Return the ratio of the noise in the table from which the student learns to the noise of the released table;
-        above 1 if the table is by group and is split."""
+        """Return the standard deviation of the noise in the table from which the student learns, as a multiple of the
+        noise in the released table. It is above 1 if votes are counted by group, because the student then learns from
+        one part of the released table, summed over groups (:meth:`thinned`)."""
         # The tables of all groups are added, and their noises are independent.
         return rates.TAUGHT_NOISE * math.sqrt(num_groups) if self.reads_groups else 1.0
 
@@ -164,16 +166,14 @@ class VotesOfRecords(base.ReleasingMethod):
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the released table of votes by group, and for every public record the vote that it would add (M, W)
-        and its label probabilities (M, C)."""
+        """Return the part of the released votes by group from which the student does not learn. Return also, for every
+        public record, the vote that it would add (M, W), and its label probabilities (M, C)."""
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
-        """Return estimates of the student's rates (accuracy, errors, predictions) in each group of the private records;
-        None if the released table does not count groups apart.
-
-        It reads only the release and public records.
-        """
+        """Return estimates of the student's rates (accuracy, errors, predictions) in each group of the private records,
+        computed from the release and public records alone. Return None if the released table does not count votes by
+        group."""
         if not self.reads_groups:
             return None
         public = dataset.public
@@ -201,7 +201,8 @@ class VotesOfRecords(base.ReleasingMethod):
         return asked or self.reads_groups or self.public_data.calibration is not None
 
     def check(self) -> None:
-        """Raise ConfigError for a target epsilon above 20, and for the relation "replace one"."""
+        """Raise ConfigError for a target epsilon above 20, and for the relation "replace one": the cost of a table of
+        votes is not computed for these."""
         if self.target.epsilon > _LARGEST_EPSILON:
             raise ConfigError(
                 f"target.epsilon: the cost of a table of votes is computed up to {_LARGEST_EPSILON}, got "
@@ -214,8 +215,8 @@ class VotesOfRecords(base.ReleasingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError for counts by group in a data set that protects persons, whose votes are scaled down, so
-        that sums of votes do not count records."""
+        """Raise ConfigError as the parent class does. Raise it also for votes by group in a data set that protects
+        persons: votes of persons are scaled down, so their sums are not counts of records."""
         super().check_data(dataset)
         if self.reads_groups and dataset.unit == "person":
             raise ConfigError(
@@ -224,9 +225,9 @@ class VotesOfRecords(base.ReleasingMethod):
             )
 
     def sum_event(self, unit: Unit, *, norm: float = UNITS, scale: float = UNITS) -> VoteSums:
-        """Return the event of a table of sums with the least noise that the target allows.
+        """Return the privacy event of one table of sums, with the least noise that the target allows.
 
-        One unit of privacy adds a vector of L2 norm at most ``norm``. The least noise is searched in units of
+        One unit of privacy adds a vector of L2 norm at most ``norm``. The least noise is searched among multiples of
         ``scale``.
         """
         of_table = partial(VoteSums, count=1, norm=norm, unit=unit)
@@ -236,10 +237,11 @@ class VotesOfRecords(base.ReleasingMethod):
     def taught(
         self, said: PoolLabels, training: Training, released: Released, *, records: Split | None = None
     ) -> Trained:
-        """Train a student on the most certain labels that pass the demographic-parity gate, and return it with the
-        events of ``released``.
+        """Train a student on labels of public records, and return it with the privacy events of ``released``.
 
-        ``said`` are labels of the public ``records`` (None: all public records), computed from ``released``.
+        ``said`` are labels of the public ``records`` (None: all public records), computed from ``released``. The
+        student learns from the most certain of these labels, except those that the demographic-parity gate withholds,
+        if there is a gate.
         """
         settings, dataset, public = self.own, training.dataset, training.dataset.public
         asked = public if records is None else records
@@ -278,9 +280,10 @@ class VotesOfRecords(base.ReleasingMethod):
 def with_noise(
     table: IntArray, *, stddev: float, source: NoiseSource, row: str, noisy_sum: base.NoisySum | None = None
 ) -> IntArray:
-    """Return the table (rows, columns) with noise on every cell; with ``noisy_sum``, the noisy sum over all sites.
+    """Return ``table`` (rows, columns) with noise on every cell; with ``noisy_sum``, the noisy sum of the tables of all
+    sites.
 
-    ``row`` names the rows in the keys from which seeded noise is derived.
+    Seeded noise of a row is derived from the word ``row`` and the row's number.
     """
     if noisy_sum is not None:
         return noisy_sum(table, stddev=stddev, name=row)
@@ -326,8 +329,8 @@ class RecordVotesConfig(TaughtConfig):
     )
 
     def prototypes_of(self, pool: int, *, stddev: float) -> int:
-        """Return the number of prototypes K: the configured number, or one computed from the size of the ``pool``, the
-        declared number of records and the noise."""
+        """Return the number of prototypes K: the configured number or, if there is none, one computed from ``pool``
+        (the number of public records), the setting ``num_records`` and the noise."""
         if self.num_prototypes is not None:
             return self.num_prototypes
         # From the declared number: where records are added or removed, the real one is private.
@@ -347,8 +350,8 @@ def noisy_votes(
 ) -> IntArray:
     """Return the released table of votes by prototype and label (K, C): one vote per record, and noise on every cell.
 
-    With ``person_N``, the person of each record, a vote is :data:`UNITS` units, and all votes of a person together have
-    at most the norm of one vote.
+    With ``person_N``, the person of each record, the table counts in units of 1 / :data:`UNITS` of a vote. All votes of
+    a person together are then scaled down to at most the norm of one vote.
     """
     votes_KC = np.zeros(shape, dtype=np.int64)
     if person_N is None:
@@ -374,7 +377,8 @@ class RecordVotes(VotesOfRecords):
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of how clearly votes decide a label, if all prototypes have equally many votes."""
+        """Estimate, for warnings before a run, how many votes decide a label and how noisy they are, if all prototypes
+        have equally many votes."""
         (_, noise), pool = self.event(dataset.unit), len(dataset.public)
         stddev = noise * self.label_noise(dataset.num_groups)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
@@ -383,8 +387,8 @@ class RecordVotes(VotesOfRecords):
         )
 
     def event(self, unit: Unit) -> tuple[VoteTables | VoteSums, float]:
-        """Return the event of the released table of votes, with the least noise that the target allows, and the
-        standard deviation of this noise in votes."""
+        """Return the privacy event of the released table of votes, with the least noise that the target allows; and the
+        standard deviation of this noise, in votes."""
         if unit == "person":
             # A sum in units, of which a vote has U: a power of two, so that no division rounds.
             sums = self.sum_event(unit)
@@ -463,8 +467,9 @@ class RecordVotes(VotesOfRecords):
         return arrays["votes_KC"] / units if units > 1 else arrays["votes_KC"], event.noise_stddev_votes / units
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the counts of votes by group, the vote that each public record would add (the unit vector of its
-        prototype), and the label probabilities of the linear rule."""
+        """Return the part of the votes by group from which the student does not learn (:meth:`thinned`). Return also,
+        for every public record, the vote that it would add, which is the unit vector of its prototype (M, K), and its
+        label probabilities (M, C) by a logistic regression on the votes."""
         arrays, (votes_KC, stddev), (event,) = released.arrays, self._votes(released), released.events
         assert isinstance(event, VoteTables)  # groups of persons are refused
         noise = event.noise_stddev_votes
@@ -571,7 +576,8 @@ class WeightedVotesConfig(VectorsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedBallot:
-    """The feature map phi. A record votes by adding the vector phi(x) to the row of its label.
+    """The feature map phi of weighted votes. A record votes by adding the vector phi(x) to the row of its label in a
+    table of sums.
 
     phi(x) depends on no other private record. ``embedding`` None: records are already embedded. ``radius`` is the norm
     of a typical embedded record; longer ones are scaled down to it.
@@ -587,8 +593,8 @@ class WeightedBallot:
         return cls(embedding=None if dataset.embedding is not None else Embedding.of(dataset.public.x, config))
 
     def votes(self, x: Tensor) -> IntArray:
-        """Return the votes phi(x) (N, W), vectors of whole numbers of L2 norm at most :data:`UNITS`; the constant comes
-        first."""
+        """Return the votes phi(x) (N, W): vectors of whole numbers, of L2 norm at most :data:`UNITS`. The first number
+        of a vote is the same constant for all records."""
         embedded = x if self.embedding is None else self.embedding(x)
         # One NaN would spoil all sums, and so reveal that its record is there.
         coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
@@ -600,8 +606,11 @@ class WeightedBallot:
         return np.trunc(phi * (UNITS - 1)).astype(np.int64)
 
     def similar(self, x: Tensor, num_records: int) -> int:
-        """Estimate how many votes decide a label if ``num_records`` records are distributed like public ``x``: the sum
-        of a record's similarities to all others."""
+        """Estimate how many votes decide a label if ``num_records`` private records are distributed like public ``x``.
+
+        A vote counts for a record by its component, if positive, in the direction of the record's own vote. The
+        estimate is the mean, over public records, of the sum of these components.
+        """
         votes_MW = self.votes(x[:_COMPARED])[:, 1:] / UNITS  # without the constant, which is the same for all
         alike_MM = np.maximum(votes_MW @ votes_MW.T, 0.0)
         # No record is one of those similar to itself.
@@ -636,8 +645,8 @@ class WeightedVotes(VotesOfRecords):
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """Return an estimate of how clearly votes decide a label, if private records are distributed like public
-        ones."""
+        """Estimate, for warnings before a run, how many votes decide a label and how noisy they are, if private records
+        are distributed like public ones."""
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
         votes = ballot.similar(dataset.public.x, num_records)
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
@@ -686,8 +695,9 @@ class WeightedVotes(VotesOfRecords):
         return labels_of_sums(sums_CW, pool_MW, stddev=stddev / UNITS, ridge=self.weighted_votes.ridge)
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
-        """Return the sums of votes by group, the votes that the public pool would add (M, W), and the linear rule's
-        label probabilities (M, C)."""
+        """Return the part of the sums of votes by group from which the student does not learn (:meth:`thinned`). Return
+        also, for every public record, the vote that it would add (M, W), and its label probabilities (M, C) by the
+        linear rule."""
         arrays, (event,), chances_MC = released.arrays, released.events, self._said(released).chances_MC
         assert isinstance(event, VoteSums)
         assert chances_MC is not None
@@ -713,7 +723,8 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
 
 
 def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
-    """Return the most likely labels; the certainty of a label is its probability minus that of the second."""
+    """Return the most likely label of each record. The certainty of this label is its probability minus that of the
+    second most likely label."""
     ordered_MC = np.sort(chances_MC, axis=1)
     return PoolLabels(
         labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC

@@ -101,10 +101,8 @@ _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGI
 
 
 def whole_rule(rule_CW: FloatArray) -> IntArray:
-    """Return the linear rule (C, W) in whole multiples of 2^-12, with rows of norm at most 2^24 in these units.
-
-    Scores of private records are computed from this rounded rule.
-    """
+    """Return the linear rule (C, W) in whole multiples of 2^-12, so that scores of private records can be computed
+    exactly. If a row's norm is above 2^24 in these units, the whole rule is scaled down to that norm."""
     # Larger rules would make sums of products inexact; the limit is far above the rules in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
     scale = min(2.0**_RULE_DIGITS, _LARGEST_RULE / max(longest, 1e-30))
@@ -172,24 +170,25 @@ _Part = tuple[Whole, IntArray, IntArray | None]
 
 
 def indicators(phi_NW: Whole, labels_N: IntArray, *, num_classes: int) -> Whole:  # noqa: ARG001 - of labels alone
-    """Return one-hot labels (N, C). With them as left factors, :meth:`RecordSums.total` computes the sums of votes by
-    class."""
+    """Return one-hot labels (N, C): the left factors with which :meth:`RecordSums.total` sums the votes of each class.
+    The votes ``phi_NW`` are not read."""
     return (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
 
 
 def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
-    """Return the votes unchanged. With them as left factors, :meth:`RecordSums.total` computes the second moments of
-    votes."""
+    """Return the votes unchanged: the left factors with which :meth:`RecordSums.total` sums the second moments of
+    votes. The labels are not read."""
     return phi_NW
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSums:
     """Computes exact sums of ``left phi^T`` over private records, where phi is a record's vote and ``left`` another
-    vector. The workers of ``pool`` compute the sums of parts.
+    vector of the record. The workers of ``pool`` compute the sums of parts of the records.
 
     Votes of many records are in a memory-mapped file, so memory does not grow with their number. Sums of whole numbers
-    are the same in any order, so they do not depend on parts or workers. ``person_N`` None: persons are not protected.
+    are the same in any order, so they do not depend on parts or workers. ``person_N`` is the person of each record,
+    None if persons are not protected.
     """
 
     phi_NW: Whole
@@ -265,7 +264,7 @@ class ResidualVotesConfig(VectorsConfig):
         return max(1, round(self.clip * UNITS))
 
     def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
-        """Return the events of all releases, which together cost as much as one Gaussian release with the noise
+        """Return the privacy events of all releases, which together cost as much as one Gaussian release with the noise
         multiplier ``noise``. Second moments are among them if ``curvature`` is private, and not if it is public."""
         rounds, moments_share = (self.public_rounds, 0.0) if curvature == "public" else (self.private_rounds, _SHARE)
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(_SHARE) * UNITS, norm=UNITS)
@@ -299,8 +298,9 @@ class RulesOfRecords(VotesOfRecords):
 
     @property
     def needing_public(self) -> tuple[str, ...]:
-        """The dotted names of the settings that need public records: those that require a student, those of its
-        predictions, and a ``curvature`` computed from public records."""
+        """The dotted names of the settings that need public records: those that require a student, the student's reject
+        option ``student.idp3``, uses of public data (``public_data``), and a ``curvature`` computed from public
+        records."""
         idp3 = () if self.student.idp3 is None else ("student.idp3",)
         curvature = (f"{self.section}.curvature",) if getattr(self.own, "curvature", None) == "public" else ()
         return (*self.asking_student, *idp3, *super().needing_public[1:], *curvature)
@@ -314,8 +314,8 @@ class RulesOfRecords(VotesOfRecords):
         return {} if has_student else dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError as the parent class does, and if votes cannot be computed, because there are neither public
-        records nor an embedding of the data set."""
+        """Raise ConfigError as the parent class does. Raise it also for a data set with neither public records nor an
+        embedding, because votes cannot be computed from its records."""
         super().check_data(dataset)
         if not len(dataset.public) and dataset.embedding is None:
             raise ConfigError(
@@ -345,8 +345,8 @@ class ResidualVotes(RulesOfRecords):
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
-        """Return an estimate of how clearly the votes of the first release decide a label, as for weighted votes; None
-        without public records."""
+        """Estimate, for warnings before a run, how many votes decide a label in the first release, and how noisy they
+        are. Return None without public records, from which this is estimated."""
         if not len(dataset.public):
             return None
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
@@ -365,8 +365,8 @@ class ResidualVotes(RulesOfRecords):
     def multiplier(self) -> float:
         """Return the noise multiplier of one Gaussian release that costs as much as all releases together.
 
-        It holds for the configured ``curvature`` (second moments from public records, or released from private ones);
-        if that is null, for both.
+        It holds for the configured ``curvature`` (second moments from public records, or released from private ones).
+        If ``curvature`` is null, the multiplier suffices in both cases.
         """
         settings, kinds = self.residual_votes, get_args(Curvature)
         if settings.curvature is not None:
@@ -376,8 +376,8 @@ class ResidualVotes(RulesOfRecords):
         return max(noise_within(self.target, partial(settings.events, curvature=kind)) for kind in kinds)
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
-        """Return the events of all releases, or None if the first release decides whether second moments of private
-        records are released too."""
+        """Return the privacy events of all releases. Return None if ``curvature`` is null: the first release then
+        decides whether second moments of private records are released too."""
         return None if self.residual_votes.curvature is None else super().planned_events(dataset)
 
     def measure(self, training: Training) -> Released:
@@ -520,8 +520,8 @@ class AdaSspConfig(VectorsConfig):
 
 
 def least_squares_events(noise: float) -> tuple[VoteSums, MomentSums, VoteSums]:
-    """Return the events of AdaSSP's three releases (sums, second moments, least eigenvalue), which together cost as
-    much as one Gaussian release with the noise multiplier ``noise``."""
+    """Return the privacy events of AdaSSP's three releases (sums, second moments, least eigenvalue), which together
+    cost as much as one Gaussian release with the noise multiplier ``noise``."""
     each = noise * math.sqrt(3)
     return (
         VoteSums(count=1, noise_stddev_votes=each * UNITS, norm=UNITS),
@@ -548,8 +548,8 @@ class AdaSsp(RulesOfRecords):
     ada_ssp: AdaSspConfig = AdaSspConfig()
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
-        """Return the events of AdaSSP's release (least squares from noisy moments), with the least noise that the
-        target allows."""
+        """Return the privacy events of AdaSSP's release (least squares from noisy moments), with the least noise that
+        the target allows."""
         return least_squares_events(noise_within(self.target, least_squares_events))
 
     def measure(self, training: Training) -> Released:
@@ -599,8 +599,8 @@ class AdaSsp(RulesOfRecords):
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
-    """Return labels of public records from scores (M, C) that estimate label indicators. Scores are clipped at 0 and
-    normalised, and then used as probabilities."""
+    """Return the label with the highest score for each public record; scores (M, C) estimate label indicators. Scores
+    that are clipped at 0 and normalised serve as label probabilities."""
     # The label with the largest score keeps a small share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)
     clipped_MC[np.arange(len(scores_MC)), scores_MC.argmax(axis=1)] += 1e-9

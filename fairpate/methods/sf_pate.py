@@ -96,8 +96,8 @@ class SfPate(PateFamily):
         return FldConfig(**dict(self.f_ld), **common)
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """Return the release plan. In SF_S, where teachers predict attributes, the queries are the private records
-        without their attributes."""
+        """Return the plan of the release of labels: its queries and its mechanism. In SF_S, where teachers predict
+        attributes, the queries are the private records without their attributes."""
         return super().plan(attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset)
 
     def collect_votes(

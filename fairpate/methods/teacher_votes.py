@@ -58,8 +58,8 @@ class TeacherVotes(VotesOfRecords):
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The dotted names of the fields that only learning from the release reads; settings of training are not among
-        them, because teachers read them too."""
+        """The dotted names of the fields that affect only what is learned from the release. Settings of training are
+        not among them, because they affect teachers too."""
         return tuple(field for field in super().afterwards if field not in ("training", "augment", "backbone"))
 
     def queries(self, dataset: Dataset) -> Split:
@@ -67,7 +67,8 @@ class TeacherVotes(VotesOfRecords):
         return choose_queries(dataset, QueriesConfig(num_queries=self.teacher_votes.num_queries))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many teachers for any number
-        """Return an estimate of how clearly votes decide a label; all teachers vote on each query."""
+        """Estimate, for warnings before a run, how many votes decide a label and how noisy they are. All teachers vote
+        on each query."""
         num_queries = len(self.queries(dataset))
         return ExpectedVotes(
             votes=self.teachers.num_teachers,
@@ -118,7 +119,8 @@ class TeacherVotes(VotesOfRecords):
 
 
 def two_moves(num_queries: int) -> float:
-    """Return the L2 norm, rounded up, of the change of a table if one vote of every row moves to another class."""
+    """Return the L2 norm of the change of a table if one vote of every row moves to another class. The norm is rounded
+    up, so that the privacy cost is never underestimated."""
     # A norm that is a rounding error too small would price the table a little too low.
     norm = math.sqrt(2 * num_queries)
     while Fraction(norm) ** 2 < 2 * num_queries:

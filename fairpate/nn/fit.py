@@ -295,8 +295,8 @@ def epoch_batches(
 
 
 def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """Draw all randomness of one epoch over ``x``: return the order of the records (N,), and the random numbers of the
-    augmentation (None without augmentation)."""
+    """Draw all randomness of one epoch over ``x``. Return the order of the records (N,), and the random numbers for the
+    augmentation; None if ``augmentation`` changes nothing."""
     # First, so that the order is the same with augmentation and without.
     order = torch.randperm(len(x), generator=generator)
     if augmentation == UNCHANGED:

@@ -46,7 +46,8 @@ _SMALLEST_SIDE, _SMALLEST_SIDE_OF = 8, {"hog_logistic": 3, "tanh_cnn": 16, "dens
 
 @cache
 def prepare_torchvision() -> Any:
-    """Make torchvision importable even if its compiled library is missing or unusable, by declaring its operators."""
+    """Make torchvision importable even if its compiled library is missing or unusable. The operators that its import
+    needs are then declared without an implementation."""
     package = importlib.util.find_spec("torchvision")
     extensions = Path(package.origin).parent.glob("_C.*") if package is not None and package.origin is not None else ()
     for extension in extensions:

@@ -139,9 +139,10 @@ class _Formed:
 
 
 class _Convolution(_Formed):
-    """Per-example gradients of a convolution, computed for a few records at a time, in the order (O, height, width, I).
+    """Per-example gradients of a convolution, computed for a few records at a time.
 
-    This is the order in memory if images and output gradients have the channels-last layout.
+    A record's gradient of the weights has the axes (output channels, height, width, input channels). This is the order
+    in memory if images and output gradients have the channels-last layout.
     """
 
     @torch.no_grad()
@@ -387,10 +388,11 @@ _log = logging.getLogger(__name__)
 
 
 def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> list[tuple[int, int]]:
-    """Return the bounds (start, stop) of the parts of a batch that are processed one by one, to save memory, with at
-    most ``size`` records each.
+    """Return the bounds (start, stop) of the parts in which a batch is processed to save memory: at most ``size``
+    records each.
 
-    With ``owner_B``, all records of an owner are in one part, which may then be longer.
+    With ``owner_B``, the person (owner) of each record, all records of a person are in one part, which may then be
+    longer.
     """
     if owner_B is None or not num_records:
         return [(start, min(start + size, num_records)) for start in range(0, num_records, max(1, size))]
@@ -405,7 +407,8 @@ def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> l
 
 
 def shares_of(owner_B: Tensor) -> Tensor:
-    """Return, for each record, 1 / the number of records of its owner, ``float32`` (B,)."""
+    """Return for each record 1 / n, ``float32`` (B,), where n is the number of records of its owner (a person) in the
+    batch. With these weights, sums over records are sums of the owners' averages."""
     _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
     return (1 / counts.float())[owner_B]
 
@@ -475,10 +478,11 @@ class GradientClipper:
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
         """Return the sum over records of min(1, clip_norm / norm) times the gradient of the record's loss.
 
-        The sum is 0 for an empty batch. With ``owner_B``, the owners of the records in numbers that ascend from 0, the
-        sum is over owners and their average gradients. A record whose gradient is not finite adds nothing; the log
-        reports this once. The model runs in the mode (training or evaluation) that the caller has set. ValueError for
-        weights that are not finite, and under autocast, where norms are too inexact to bound a record.
+        The sum is 0 for an empty batch. With ``owner_B``, the sum is over owners (persons), each with the average
+        gradient of the owner's records; ``owner_B`` gives each record's owner as a number, from 0 in ascending order. A
+        record whose gradient is not finite adds nothing; the log reports this once. The model runs in the mode
+        (training or evaluation) that the caller has set. ValueError for weights that are not finite, and under
+        autocast, where norms are too inexact to bound a record.
         """
         self._before_batch(self, x, targets, owner_B)
         if torch.is_autocast_enabled(x.device.type):
@@ -516,9 +520,10 @@ class GradientClipper:
     ) -> ClippedSum:
         """Return the clipped sum of per-example gradients; gradients that are not finite add nothing.
 
-        ``formed(kept)`` computes the gradients: one object per layer, with ``squared_norms`` and ``weighted_sums``. It
-        must apply the function ``kept`` to the tensors from which it computes gradients, because ``kept`` sets the rows
-        of records that add nothing to 0. ``layers``: the gradients of all records, if the caller has them already.
+        ``formed(kept)`` computes the gradients and returns one object per layer, with ``squared_norms`` and
+        ``weighted_sums``. ``kept`` is a function that sets the rows of left-out records to 0: ``formed`` applies it to
+        the tensors from which it computes gradients. ``layers``: the gradients of all records, if the caller has
+        computed them already.
         """
         layers = layers or formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())

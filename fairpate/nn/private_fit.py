@@ -194,10 +194,10 @@ class PrivateTraining:
     def run(
         self, *, averaged_share: float = 0.0, on_progress: Callable[[int, int], None] = lambda *_: None
     ) -> tuple[Event, ...]:
-        """Take all steps, leave the model in evaluation mode, and return the events of all their releases.
+        """Take all steps, leave the model in evaluation mode, and return the privacy events of all their releases.
 
         The model gets the mean of the weights of the last ``averaged_share`` of the steps; with 0, the weights of the
-        last step. SpentError if the weights become NaN or infinite: it contains the events, which must still be
+        last step. SpentError if the weights become NaN or infinite: it contains the privacy events, which must still be
         charged.
         """
         if not 0 <= averaged_share <= 1:

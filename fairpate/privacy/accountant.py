@@ -33,7 +33,8 @@ from fairpate.types import FloatArray, IntArray, MechanismParameters, Relation, 
 
 
 class Event(Protocol):
-    """One computation that touched private data, with the unit and the relation for which its cost holds."""
+    """A privacy event: one computation that touched private data, with the unit and the relation for which its cost
+    holds."""
 
     @property
     def unit(self) -> Unit:
@@ -46,8 +47,8 @@ class Event(Protocol):
 
     @property
     def noun(self) -> str:
-        """Singular name of the event on pages and in privacy statements, such as `sum of votes`: the plural, `sums of
-        votes`, adds an s to the word before "of"."""
+        """Singular name of the event on pages and in privacy statements, such as `sum of votes`. Its plural is formed
+        by an s at the end or, as in `sums of votes`, before " of"."""
 
     @property
     def data_dependent(self) -> bool:
@@ -55,10 +56,11 @@ class Event(Protocol):
 
 
 class SpentError(ValueError):
-    """A ValueError that may reveal drawn noise or a released value: the release counts as made and must be charged.
+    """A ValueError raised after a release was drawn. Its message may reveal noise or a released value, so the release
+    counts as made and its privacy cost must be charged.
 
-    ``events`` describe the release to the accountant; ``noise`` is the label of the noise source, which says whether
-    the noise is private.
+    ``events`` are the privacy events of the release; ``noise`` is the label of the noise source, which says whether the
+    noise is private.
     """
 
     def __init__(self, cause: ValueError, events: Sequence[Event], noise: str) -> None:
@@ -68,8 +70,8 @@ class SpentError(ValueError):
 
 @contextmanager
 def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
-    """Return a context manager for code that runs after the release of ``events``: it turns a ValueError into a
-    SpentError, so that the events are still charged."""
+    """Return a context manager for code that runs after a release with the privacy events ``events``. It turns a
+    ValueError into a SpentError, so that the events are still charged."""
     try:
         yield
     # A ValueError may depend on the released values. Any other error is a fault of the program, and passes unchanged.
@@ -136,7 +138,8 @@ class NoisyArgmaxes(CountedEvent, TeacherEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGnmaxQueries(CountedEvent, TeacherEvent):
-    """``count`` Confident-GNMax queries, each charged for threshold check and argmax: the cost holds for any votes."""
+    """``count`` Confident-GNMax queries. Each is charged for a threshold check and a noisy argmax, so the cost holds
+    for any votes."""
 
     noun: ClassVar[str] = "noisy vote of teachers"
     count: int
@@ -340,7 +343,7 @@ def poisson_gaussian_rdp(noise_multiplier: float, sampling_rate: float, orders: 
 
 
 def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[int]) -> list[float]:
-    """Return (alpha - 1) R(alpha) for the whole ``orders`` alpha >= 1, where R is the Renyi cost that
+    """Return (alpha - 1) R(alpha) for each alpha in ``orders``, which are whole numbers >= 1. R is the Renyi cost that
     :func:`poisson_rdp` returns."""
     if sampling_rate == 1:
         return [0.0 if order == 1 else float(log_moments(np.array([float(order)]))[0]) for order in orders]
@@ -391,7 +394,8 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 @singledispatch
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
-    """Return the Renyi curve of one event, shape (A,). TypeError for an event type without a registered function.
+    """Return the Renyi curve of one privacy event, shape (A,). TypeError for an event type without a registered
+    function.
 
     Each event type registers its function with ``event_rdp.register``. An event with a ``count`` of 0 costs 0, and no
     function is called for it.
@@ -524,8 +528,8 @@ def epsilon_data_dependent(
 
 @singledispatch
 def event_pld(event: object, interval: float) -> LossDistribution | None:  # noqa: ARG001 - as every pricing
-    """Return the loss distribution of one event on a grid of step ``interval``; None if the event has no noise, and so
-    no guarantee. TypeError for an event type without a registered function.
+    """Return the loss distribution of one privacy event on a grid of step ``interval``; None if the event has no noise,
+    and so no guarantee. TypeError for an event type without a registered function.
 
     Event types register their functions with ``event_pld.register``; they are called with a ``count`` of at least 1.
     """
@@ -571,12 +575,12 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     """Return the epsilon of the composed loss distributions, which are tighter than Renyi curves; it may be published.
 
     The result is never below the exact epsilon, and with ``interval`` None at most 1 % above it; ``inf`` for an event
-    without noise. ``interval`` is the step of the grid to which losses are rounded up: each release adds about
-    interval^2 / 12. If it is None, the step is 1e-4, or 1e-5 times epsilon if epsilon is above 10, and smaller if such
-    a grid would add more than 0.2 % to epsilon. For a delta below 1e-20, Renyi curves give the epsilon, because the
-    masses left out of loss distributions are not proven to be negligible there. ValueError for such a delta if no Renyi
-    curve is known, for mixed units or relations, for events that contain private votes, and unless 0 < target_delta <
-    1; TypeError for an event without a loss distribution.
+    without noise. ``interval`` is the step of the grid on which losses are stored: the error of epsilon grows with its
+    square and with the number of releases. If it is None, the step is 1e-4, or 1e-5 times epsilon if epsilon is above
+    10, and smaller if such a grid would add more than 0.2 % to epsilon. For a delta below 1e-20, Renyi curves give the
+    epsilon, because the masses left out of loss distributions are not proven to be negligible there. ValueError for
+    such a delta if no Renyi curve is known, for mixed units or relations, for events that contain private votes, and
+    unless 0 < target_delta < 1; TypeError for an event without a loss distribution.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
@@ -769,8 +773,8 @@ class AdaptiveLimit:
     epsilon: float
     delta: float
     place: int = field(init=False)
-    """Index of ``order`` in ``DEFAULT_ORDERS``: the order is the best for curves that are linear in it, as Gaussian
-    ones."""
+    """Index of ``order`` in ``DEFAULT_ORDERS``. This order is the best one for Renyi curves that are linear in the
+    order, such as those of Gaussian releases."""
     order: float = field(init=False)
     """The Renyi order at which all releases are added up."""
     budget: float = field(init=False)

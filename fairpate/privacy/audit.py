@@ -196,7 +196,7 @@ def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
 class IdealAttack:
     """The strongest possible attack on a release of a given epsilon, to predict what an audit can prove.
 
-    It attacks a Gaussian release with the shift ``mu``. With ``mu`` None it attacks two answers by randomised response
+    The release is Gaussian with the shift ``mu``. If ``mu`` is None, it consists of two answers by randomised response
     at half of ``epsilon`` each, which reveal as much as two counts with Laplace noise.
     """
 

@@ -352,6 +352,6 @@ def _log_lattice_sum(stddev: float, offset: float) -> float:
 
 
 def _margin(stddev: float) -> int:
-    """Return how many integers past the last value of a table of tails are also added up: the mass beyond them is below
-    e^-49 of the table's."""
+    """Return how many integers beyond the last value of a table are summed too: about 14 standard deviations. The
+    probability mass beyond these is below e^-49 of the table's."""
     return math.ceil(14 * stddev) + 10

@@ -120,12 +120,12 @@ class TheoremSix:
     def moments(
         self, rows: slice, powers_LA: FloatArray, runs: Sequence[slice], independent_A: FloatArray, *, logs: bool
     ) -> FloatArray:
-        """Return the moments e^a + e^b of Theorem 6, or with ``logs`` their logarithms, for the values of log_q in
-        ``rows``, shape (B, A).
+        """Return the moments e^a + e^b of Theorem 6, shape (B, A), for the values of log_q in ``rows``; with ``logs``
+        return their logarithms.
 
         ``powers_LA`` has two rows, alpha - 1 and 1; a and b are the sums of these rows times their coefficients.
-        ``runs`` are ranges of evenly spaced orders, whose exponentials are faster. ``independent_A`` is the
-        data-independent moment, or with ``logs`` its logarithm. A moment may be inf.
+        ``runs`` are slices of evenly spaced orders, at which exponentials are faster. ``independent_A`` is the
+        data-independent moment (with ``logs``, its logarithm), an upper bound on the result. A moment may be inf.
         """
         moment_BA: FloatArray
         if logs:
@@ -214,8 +214,8 @@ class JointPricing:
         *,
         logs: bool,
     ) -> JointPricing:
-        """Compute the factors yes and no of the joint moment, which histograms with the same largest count share, at
-        ``orders_A``. Without ``logs``, no moment may overflow a float."""
+        """Prepare the joint costs at ``orders_A``, given the logarithms of the factors yes and no of the joint moment;
+        histograms with the same largest count share these factors. Without ``logs``, no moment may overflow a float."""
         exponent_A = orders_A * (orders_A - 1) / argmax.variance
         shared = (exponent_A, log_yes_SVA, log_no_SVA)
         independent_A, yes_SVA, no_SVA = shared if logs else map(np.exp, shared)
@@ -273,8 +273,8 @@ class JointPricing:
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
     def _live_chunks(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield, for each chunk of histograms whose cost Theorem 6 may lower, its range of rows and its joint moments
-        (B, R) at the orders where the theorem may lower them."""
+        """Yield the chunks of histograms whose cost Theorem 6 may lower: the range of rows of each chunk, and its joint
+        moments (B, R) at the orders where the theorem may lower them."""
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
         table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, self.reach_K], axis=1)[self.reach_K > 0]
@@ -467,8 +467,9 @@ def answer_probability(
 def _log_factors(
     largest_V: IntArray, orders_A: FloatArray, threshold: float, threshold_stddev: float, tail: Tail
 ) -> tuple[FloatArray, FloatArray]:
-    """Return ln(p(v)^alpha p(w)^(1 - alpha)) of each largest count v and its neighbours w = v - 1 and v + 1, and the
-    same for 1 - p, each of shape (S, V, A)."""
+    """Return two arrays (S, V, A) of logarithms, for each largest count v and its neighbours w = v - 1 and v + 1. With
+    p(v) the probability that v passes the threshold, they are ln(p(v)^alpha p(w)^(1 - alpha)) and the same for 1 -
+    p."""
     # A neighbour's largest count is one less, the same or one more.
     at_3V = largest_V + np.array([[0], [-1], [1]])
     if math.isinf(threshold):  # the bit never looks at the votes

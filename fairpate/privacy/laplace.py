@@ -39,11 +39,11 @@ def release_epsilon_for(
     kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,),
     accounting: Accounting = "pld",
 ) -> float:
-    """Return the largest epsilon per release at which ``count`` releases of each event type in ``kinds``, together with
-    the releases ``others``, cost at most ``target_epsilon``.
+    """Return the largest epsilon per release at which all releases together cost at most ``target_epsilon``: ``count``
+    releases of each event type in ``kinds``, and the releases ``others``, whose epsilons are given.
 
-    The result is rounded down by at most 0.1 %, never less than what adding up epsilons allows, and ``inf`` for a
-    target of ``inf``. ValueError if ``others`` use up the target.
+    The result is rounded down by at most 0.1 %. It is at least the epsilon at which the sum of all epsilons is the
+    target, and ``inf`` for a target of ``inf``. ValueError if ``others`` use up the target.
     """
     if math.isinf(target_epsilon):
         return math.inf

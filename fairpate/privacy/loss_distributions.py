@@ -78,8 +78,8 @@ class LossDistribution:
         return (self.removing,) if self.adding is self.removing else (self.removing, self.adding)
 
     def each(self, done: Callable[[Losses, int], tuple[Losses, int]]) -> LossDistribution:
-        """Return this distribution after applying ``done`` in both directions. ``done`` maps the losses of one step,
-        and the number of times that the step is repeated, to new ones."""
+        """Return this distribution with every part of both directions changed by ``done``. A part is a pair: the losses
+        of one step, and the number of times that the step is repeated; ``done`` maps it to a new pair."""
         found = [tuple(done(*part) for part in direction) for direction in self.directions]
         return LossDistribution(removing=found[0], adding=found[-1])
 
@@ -181,8 +181,8 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
 
 
 def epsilon_and_excess(distribution: LossDistribution | None, target_delta: float) -> tuple[float, float]:
-    """Return the least epsilon >= 0 at which the hockey-stick divergence is proven to be at most ``target_delta``
-    (``inf`` if there is none), and an estimate of how much of this epsilon is due to the rounding of losses to the
+    """Return the least epsilon >= 0 at which the hockey-stick divergence is proven to be at most ``target_delta``;
+    ``inf`` if there is none. The second value estimates how much of this epsilon is due to the rounding of losses to a
     grid."""
     if distribution is None:
         return math.inf, 0.0
@@ -312,8 +312,8 @@ class _Tail:
         return min(1.0, self.infinite + below + lost * math.exp(min(self.log_scale - self.tilt * epsilon, 700.0)))
 
     def epsilon_at(self, delta: float) -> tuple[float, bool]:
-        """Return an upper bound on the epsilon at ``delta``, and whether this is merely the lowest loss in the tail's
-        window, so that a smaller epsilon may hold."""
+        """Return an upper bound on the epsilon at ``delta``. The second value is True if the bound is the lowest loss
+        that was examined, so that a smaller epsilon may hold."""
         start = max(0, -self.first)
         if self.infinite > delta or start >= len(self.tilted_S):
             # No finite loss above 0: only the infinite one counts.
@@ -570,9 +570,10 @@ hockey-stick divergence at thresholds of any sign."""
 
 
 def _rounding(terms: FloatArray, deviations: FloatArray | float, exponents: FloatArray) -> FloatArray:
-    """Return a bound on the rounding error of a difference of two terms, whose sum is ``terms``.
+    """Return a bound on the rounding error of a difference x - y, given ``terms``, the sum x + y.
 
-    The terms are products of exponentials of ``exponents`` and Gaussian tails at ``deviations`` standard deviations.
+    x and y are products of an exponential and a Gaussian tail: ``exponents`` are the absolute values of the exponents,
+    and the tails begin at ``deviations`` standard deviations.
     """
     return 4 * UNIT * terms * (16 + deviations**2 + exponents)
 

@@ -96,10 +96,10 @@ def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
     It is ``inf`` from order 1 / (1 - exp(-2 beta)) on. The noise has the standard deviation s S, where S is the smooth
     sensitivity and s is ``noise_stddev``. Its cost is the largest divergence between two Gaussians, one for each of two
     neighbouring votes: their smooth sensitivities differ by a factor of at most exp(beta), and their means by at most
-    the smaller of the two smooth sensitivities. The largest divergence is that at which both bounds are reached and the
-    standard deviation falls. (Theorem 23 of Papernot et al. 2018 states another cost, which is below this divergence
-    for orders near 1 / (2 beta).) If ln S is published too, with noise, its Gaussian cost is added; the sensitivity of
-    ln S is beta. ValueError for an order <= 1.
+    the smaller of the two smooth sensitivities. The divergence is largest if both bounds are reached and the second
+    Gaussian has the smaller standard deviation. (Theorem 23 of Papernot et al. 2018 states another cost, which is below
+    this divergence for orders near 1 / (2 beta).) If ln S is published too, with noise, its Gaussian cost is added; the
+    sensitivity of ln S is beta. ValueError for an order <= 1.
     """
     orders = np.asarray(orders_A, dtype=np.float64)
     if not np.all(orders > 1):
@@ -419,8 +419,8 @@ def _argmax_log_q(gaps_UC: IntArray, noise_stddev: float, offset_votes: float) -
 
 @lru_cache(maxsize=64)
 def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
-    """Return the least shift in votes, about 1/2, by which the tail of continuous noise must move to bound that of
-    discrete noise at every gap >= 1 between two counts.
+    """Return the number of votes, about 1/2, by which the tail of continuous noise must be shifted to be an upper bound
+    on the tail of discrete noise at every gap >= 1 between two counts.
 
     The bound is continuous because the proof of :func:`argmax_sensitivity` needs a continuous tail. No bound is needed
     at gap 0: there q >= 1/2, and the cost no longer depends on q.
@@ -648,12 +648,13 @@ class PredictionTables(CountedEvent):
 
     @property
     def noise_stddev_weights(self) -> float:
-        """The standard deviation of the noise on each whole number of the table."""
+        """The standard deviation of the noise on each cell, in the table's units, of which one record or person adds at
+        most ``weight``."""
         return self.noise_stddev_records * self.weight
 
     @property
     def as_sums(self) -> VoteSums:
-        """The event of weighted votes with the same cost."""
+        """The event of noisy sums with the same cost."""
         # Rounded up to the whole number that the field takes: a larger norm only costs more.
         norm = self.weight if self.relation == "add or remove one" else math.ceil(math.sqrt(2) * self.weight)
         return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_weights, norm=norm)
@@ -883,7 +884,7 @@ def flat(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as values of strict JSON, with its kind and noun.
+    """Return a privacy event as values of strict JSON, with its kind and noun.
 
     ValueError for an event that depends on private votes.
     """
@@ -899,7 +900,7 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def event_from(values: Mapping[str, Any]) -> Event:
-    """Return the event that :func:`event_json` wrote. ValueError for an unknown kind."""
+    """Return the privacy event that :func:`event_json` wrote. ValueError for an unknown kind."""
     kinds = accountant.event_kinds()
     if values.get("kind") not in kinds:
         raise ValueError(f"unknown event {values.get('kind')!r}; read it with the version of fairpate that wrote it.")
@@ -925,8 +926,8 @@ def merged(
 ) -> tuple[Event, ...]:
     """Return ``events``, with events that differ only in their count merged into one, whose count is the sum.
 
-    ``by`` maps the counts of all merged ``events``, and those of the merged ``others``, to the counts that are
-    returned; default: those of ``events``.
+    ``by`` combines the counts of the merged ``events`` with those of the merged ``others``, for example by subtraction;
+    the default keeps the counts of ``events``.
     """
     both: tuple[Counts, Counts] = (Counter(), Counter())
     for counts, listed in zip(both, (events, others), strict=True):
@@ -947,13 +948,15 @@ def merged(
 
 
 def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the union of two lists of events, in which each event has the larger of its counts in the two lists."""
+    """Return the union of two lists of privacy events, in which each event has the larger of its counts in the two
+    lists."""
     # The union of two Counters takes the larger count of each key.
     return merged(events, others, by=operator.or_)
 
 
 def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Return the part of ``events`` that ``others`` do not contain: counts of equal events are subtracted."""
+    """Return the part of the privacy events ``events`` that ``others`` do not contain: counts of equal events are
+    subtracted."""
     # Without others the events are unchanged: a subtraction would drop events of count 0.
     return merged(events, others, by=operator.sub) if others else tuple(events)
 

@@ -199,7 +199,7 @@ KINDS: Mapping[str, tuple[str | None, str | None]] = {
 
 
 def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the unit and the relation for which an event is defined. NotRecomputedError for an unknown kind."""
+    """Return the unit and the relation for which a privacy event is defined. NotRecomputedError for an unknown kind."""
     if event.get("kind") not in KINDS:
         raise NotRecomputedError(f"the second accountant does not know the kind of event {event.get('kind')!r}")
     unit, relation = KINDS[event["kind"]]
@@ -425,8 +425,9 @@ def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Return a pair for each noisy step of an event of teachers' votes: how many counts one teacher changes by one,
-    over all queries, and the standard deviation of the noise on them."""
+    """Return the noisy steps (threshold checks and argmaxes) of an event of teachers' votes. Each step is a pair: the
+    number of counts that one teacher changes by one, over all queries, and the standard deviation of the noise on a
+    count."""
     count, kind = event["count"], event["kind"]
     if kind == "ThresholdChecks":
         return [(count, float(event["threshold_stddev_votes"]))]
@@ -492,5 +493,6 @@ def _pairs(event: Mapping[str, Any]) -> list[tuple[Pair, int]]:
 
 def _rounded(stddev: float, norm: float) -> Pair:
     """Return a pair of output distributions that bounds a release of a vector of L2 norm ``norm`` under discrete
-    Gaussian noise of ``stddev``: the pair for rounded continuous noise."""
+    Gaussian noise of ``stddev``. The pair is of slightly smaller continuous noise: rounding its output at random gives
+    the release."""
     return gaussian(math.sqrt(max(stddev**2 - _ROUNDING**2, 0.0)) / norm)

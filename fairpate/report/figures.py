@@ -158,8 +158,8 @@ class EpsilonAxis:
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
-    """Return the levels of epsilon among which a page's reader may choose: the guaranteed epsilons of ``points`` in
-    ascending order, where values up to 5 % below a larger one are merged with it."""
+    """Return the levels of epsilon among which a page's reader may choose, in ascending order: guaranteed epsilons of
+    ``points``. An epsilon that is up to 5 % below a level is not a level of its own."""
     # Noise that is calibrated to 1 costs a little less, by method: these are one level.
     values = {frontier.rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
     levels: list[float] = []
@@ -391,7 +391,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
                 "remarks": point.remarks,
                 "degenerate": point.degenerate,
                 "cautions": point.cautions,
-                "settings": _settings_words(own),
+                "settings": settings_words(own),
                 "commands": [command for command in point.commands if command],
                 "front": id(point) in members,
             }
@@ -431,17 +431,12 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
                 }
             )
 
+    shared_words = {name: settings_words(settings) for name, settings in shared.items()}
     data = {
         "points": plain_points,
         "series": [
-            {
-                "name": look.series,
-                "path": look.shape,
-                "hollow": look.hollow,
-                "place": look.place,
-                "shared": _settings_words(shared[look.series]),
-            }
-            for look in series.values()
+            {"name": name, "path": look.shape, "hollow": look.hollow, "place": look.place, "shared": shared_words[name]}
+            for name, look in series.items()
         ],
         "panels": [
             {"data": panel.data, "privacy": class_label(panel.privacy), "charts": found}
@@ -463,12 +458,13 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def up_to_five(gap: float) -> float:
-    """Return a fairness gap rounded up to five digits, so that a gap above a limit stays above it, as in `fairpate
-    specify`."""
+    """Return a fairness gap rounded up to five digits, so that a gap above a limit stays above the limit. `fairpate
+    specify` rounds gaps in the same way."""
     return gap if math.isnan(gap) else math.ceil(gap * 1e5 - 1e-4) / 1e5
 
 
-def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
+def settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of ``settings`` as text: text as it is, other values as JSON."""
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for name, value in settings.items()
@@ -513,8 +509,7 @@ class FigureStyle:
             raise ValueError(f"font_size: expected 4 to 24 points, got {self.font_size:g}.")
         if self.width_in is not None and not 1 <= self.width_in <= 40:
             raise ValueError(f"width: expected 1 to 40 inches (25 to 1,000 mm), got {self.width_in:g}.")
-        unknown = [name for name in self.formats if name not in FORMATS]
-        if unknown:
+        if unknown := [name for name in self.formats if name not in FORMATS]:
             raise ValueError(f"format: expected {', '.join(FORMATS)}, got {unknown[0]!r}.")
 
     @property
@@ -544,11 +539,15 @@ class PanelView:
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
         """Return the chart data of the points without undefined values: a row for each point, in the order of drawing.
 
-        Columns: ``i`` index of the point (from ``index_of``, which maps the ``id()`` of points to indices; without it
-        the point's rank), ``s`` series, ``x0`` and so on its horizontal position in each chart, ``e``, ``d``, ``a`` and
-        ``c`` its coordinates, ``l`` level of epsilon, ``z`` area (``scale`` multiplies diameters), ``f`` on the
-        frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a line; ``a0`` and ``a1``, and likewise for ``d`` and
-        ``c``, are the ends of the bar over seeds of a point on the frontier.
+        Columns of a row:
+
+        - ``i``: the point's index in ``index_of``, which maps the ``id()`` of points to indices; without it the point's
+          rank.
+        - ``s``: series. ``l``: level of epsilon.
+        - ``x0`` and so on: horizontal position in each chart. ``e``, ``d``, ``a``, ``c``: the four drawn coordinates.
+        - ``z``: area of the mark; ``scale`` multiplies its diameter.
+        - ``f``: on the frontier. ``g``: degenerate. ``h``: drawn hollow. ``j``: joined by a line.
+        - ``d0`` and ``d1``, and likewise for ``a`` and ``c``: ends of the bar over seeds, for a point on the frontier.
         """
         levels = epsilon_levels(self.points)
         lines = {id(point) for line in joined(self.complete).values() for point in line}
@@ -587,11 +586,11 @@ class PanelView:
         return sorted(rows, key=lambda row: (row["f"], -row["z"]))
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
-        """Return the chart data of each series' attainment surfaces: staircases that bound the values of two objectives
-        (``pair``) that its best seed, half of its seeds, or all of its seeds reach. There is a row for each corner.
+        """Return the chart data of the attainment surfaces of each series (method): a row for each corner. A surface is
+        a staircase that bounds the values of two objectives (``pair``) that seeds reach.
 
-        Columns: ``s`` series, ``k`` the surface ("best", "median" or "worst"), ``o`` the corner's rank on the surface,
-        ``x`` and ``y`` its position.
+        Columns: ``s`` series; ``k`` the surface, which one seed ("best"), at least half of the seeds ("median") or all
+        seeds ("worst") reach; ``o`` the corner's rank on the surface; ``x`` and ``y`` its position.
         """
 
         def drawn(objective: Objective, value: float) -> float:
@@ -698,9 +697,11 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
 def attained(
     view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], *, paper: bool = False
 ) -> dict[str, Any]:
-    """Return the Vega-Lite specification of the chart of attainment surfaces, which shows the values of two objectives
-    that half of the seeds reach, drawn from the rows ``stairs`` (:meth:`PanelView.stairs`); ``paper`` as in
-    :func:`plane`."""
+    """Return the Vega-Lite specification of a chart of attainment surfaces. A surface bounds the values of the two
+    objectives in ``pair`` that at least half of the seeds reach.
+
+    ``stairs``: the rows of :meth:`PanelView.stairs`, from which the chart is drawn. ``paper`` as in :func:`plane`.
+    """
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
@@ -757,13 +758,12 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) -> dict[str, dict[str, Any]]:
     """Return the Vega-Lite encoding channels (colour, shape and dash) by which charts distinguish series; ``size``
     scales dashes."""
-    names = list(known)
 
     def channel(values: Sequence[Any], *, is_shown: bool = True) -> dict[str, Any]:
         # A page has buttons in place of a legend.
         legend = {"title": None, "symbolOpacity": 1, "symbolDash": [1, 0]} if has_legend and is_shown else None
         # One domain for stroke, fill and shape: Vega-Lite joins their legends into one.
-        scale = {"domain": names, "range": list(values)}
+        scale = {"domain": list(known), "range": list(values)}
         return {"field": "s", "type": "nominal", "scale": scale, "legend": legend}
 
     colours = [f"var(--m{look.place})" for look in known.values()]

@@ -117,9 +117,9 @@ class Point:
     the sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
     undefined objective. ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
     repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
-    records, NaN if unknown. ``degenerate`` says in words why, for any seed, the gaps of the model are meaningless;
-    ``groups`` counts the seeds in which a constant prediction would serve a group better, or a group had no answered
-    test record.
+    records, NaN if unknown. ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in
+    words. ``groups`` counts, for each group, the seeds in which a constant prediction would serve the group better, and
+    those in which the group had no answered test record.
     """
 
     method: str
@@ -218,8 +218,7 @@ def points_of(
         seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
         seed_key = json.dumps([record.seed, seeds], sort_keys=True, default=str)
         # The command draws fresh noise, also where this run had noise from a seed.
-        fresh = re.sub(r" --set noise=seeded(?= |$)", "", command)
-        runs.setdefault(key, {})[seed_key] = (record, fresh)
+        runs.setdefault(key, {})[seed_key] = (record, re.sub(r" --set noise=seeded(?= |$)", "", command))
     points = []
     for repetitions in runs.values():
         of_point = sorted(repetitions.values(), key=lambda run: run[0].seed)
@@ -277,8 +276,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def is_seeded(config: Mapping[str, Any]) -> bool:
     """Return True if any noise of a configuration (nested or by dotted names) comes from a seed, and so is not
     private."""
-    leaves = flattened(dict(config))
-    return any(value == "seeded" and path.split(".")[-1] == "noise" for path, value in leaves.items())
+    return any(value == "seeded" and path.split(".")[-1] == "noise" for path, value in flattened(dict(config)).items())
 
 
 def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
@@ -327,11 +325,8 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
     require_one_panel(points)
     have, lacking = defined(points, objectives)
     mask_N = pareto_mask(matrix(have, objectives, guaranteed=True))
-    return Frontier(
-        members=tuple(itertools.compress(have, mask_N)),
-        dominated=tuple(itertools.compress(have, ~mask_N)),
-        undefined=tuple(lacking),
-    )
+    members, dominated = (tuple(itertools.compress(have, chosen_N)) for chosen_N in (mask_N, ~mask_N))
+    return Frontier(members=members, dominated=dominated, undefined=tuple(lacking))
 
 
 def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -378,9 +373,9 @@ class SelectionRule:
     package's own, as the paper states none.
 
     A configuration is eligible if its coverage is at least ``min_coverage``, its accuracy is at most
-    ``max_accuracy_loss`` below the best that a finite epsilon reaches in its panel, and it is not degenerate. Values of
-    the setting's first objective within its ``tolerance`` of the best count as equal; among those the highest accuracy
-    wins.
+    ``max_accuracy_loss`` below the best that a finite epsilon reaches in its panel, and it is not degenerate. Each
+    setting compares eligible configurations by its first objective. Those whose value is at most ``tolerance`` above
+    the best count as equal; among them the highest accuracy wins.
     """
 
     # Without thresholds, the smallest disparity or epsilon would reward models that refuse or answer all records alike.
@@ -419,8 +414,8 @@ def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: flo
     """Return the thresholds of ``rule`` that exclude a method from all of the paper's settings; empty if one of its
     ``points`` is eligible.
 
-    These are the thresholds that every point misses. If no threshold is missed by every point, these are all thresholds
-    that some point misses. The entry ``definition`` means that an objective is undefined.
+    A point is excluded if it does not meet a threshold. The result has the thresholds that no point meets or, if there
+    is none, all thresholds that some point does not meet. ``definition`` means that an objective is undefined.
     """
     below = [_below_thresholds(point, rule, best_error) for point in points]
     if not all(below):

@@ -64,8 +64,8 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """Return the sentences about the points of one panel (data set and privacy class): on the best configurations whose
-    epsilon is within the middle level, then within up to four other levels
+    """Return the sentences about the points of one panel (data set and privacy class). They describe the best
+    configurations within the middle level of epsilon, then those within up to four other levels
     (:func:`fairpate.report.figures.epsilon_levels`)."""
 
     def best_of(found: Sequence[Point]) -> tuple[Point, Point]:
@@ -77,14 +77,13 @@ def findings(points: Sequence[Point]) -> Findings:
 
     compared: list[Point] = []
     methods_by_reason: dict[str, list[str]] = {}
-    names = {"error": "accuracy", "refused": "coverage"}
     for point in points:
         if point.degenerate:
             reason = "degenerate"
         elif point.epsilon_is_data_dependent:
             reason = "ε depends on private votes"
         elif point.num_undefined:
-            words = names | {"disparity": NOTIONS[point.notion].measure}
+            words = {"error": "accuracy", "refused": "coverage", "disparity": NOTIONS[point.notion].measure}
             undefined = [words.get(name, name) for name in frontier.OBJECTIVES if np.isnan(point.value(name))]
             reason = f"{_listed(undefined)} undefined"
         elif math.isinf(point.value("epsilon")):
@@ -151,8 +150,8 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the distinct ``names`` as text, ``a, b and c``; of many names only the first three, and the number of the
-    others."""
+    """Return the distinct ``names`` as text, ``a, b and c``. Of many names the text has only the first three, and the
+    number of the others."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
@@ -200,8 +199,9 @@ def baseline_words(found: frontier.Baselines) -> str:
 
 
 def left_out_words(points: Sequence[Point]) -> str:
-    """Return a sentence that names the methods without a configuration that meets the thresholds in any of the paper's
-    settings, with the thresholds that they miss; empty if there is no such method."""
+    """Return a sentence that names the excluded methods and the thresholds that they do not meet. A method is excluded
+    from the choices in all of the paper's settings if none of its configurations meets all thresholds. Return an empty
+    text if no method is excluded."""
     least = frontier.best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(_RULE.min_coverage)}",
@@ -211,8 +211,7 @@ def left_out_words(points: Sequence[Point]) -> str:
     }
     names_by: dict[str, list[str]] = {}
     for name, found in by_series(points).items():
-        below = frontier.left_out_by(found, rule=_RULE, best_error=least)
-        if below:
+        if below := frontier.left_out_by(found, rule=_RULE, best_error=least):
             names_by.setdefault(" or ".join(words[b] for b in words if b in below), []).append(name)
     left_out = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in names_by.items())
     return f"Left out: {left_out}." if left_out else ""
@@ -373,8 +372,9 @@ def _library() -> str:
 def _class_view(
     privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
 ) -> dict[str, Any]:
-    """Return the template values for the section of the page on one privacy class: its panels, and in ``seen``, for
-    each notion of fairness in ``by_notion``, the values that depend on the notion."""
+    """Return the template values for the section of the page on one privacy class. They include a list of panels (data
+    sets). The list ``seen`` of a panel has the values that depend on the notion of fairness, one entry for each notion
+    in ``by_notion``."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):

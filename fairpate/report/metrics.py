@@ -236,8 +236,8 @@ class Evaluation:
         return self.measured(self.fair_at.notion)
 
     def gaps_of(self, kind: Literal["gap", "rate"]) -> dict[str, GapResult]:
-        """Return by name the gaps between groups ("gap"), where 0 is equal treatment, or the error rates of all groups
-        together ("rate")."""
+        """Return the gaps between groups ("gap"), where 0 is equal treatment, or the error rates of all groups together
+        ("rate"), as a mapping by name."""
         return {name: gap for name, gap in self.gaps.items() if (name in _RATES) == (kind == "rate")}
 
     @property
@@ -292,9 +292,9 @@ def evaluate(
     (N, C).
 
     Records for which ``answered_N`` is False affect only coverage; their predictions are not read. ``generator`` draws
-    the bootstrap replicates for the gaps' intervals. If a reject option by a demographic-parity gate with the ``rule``
-    decided which records are answered, it decides anew in every replicate; fewer replicates are then drawn. With
-    ``persons_N``, the person of each record, whole persons are resampled. Numbers from fewer than ``least_cell``
+    the bootstrap replicates for the gaps' intervals. ``rule``: the rule of the reject option (a demographic-parity
+    gate) that decided which records are answered. It decides anew in every replicate, and fewer replicates are drawn.
+    With ``persons_N``, the person of each record, whole persons are resampled. Numbers from fewer than ``least_cell``
     records, or persons, are left out; ``apart_N`` marks records that another published evaluation of the same records
     leaves out. ValueError for lengths or values that do not fit.
     """
@@ -305,14 +305,9 @@ def evaluate(
     rates.joint_table(predictions, groups, labels_N=labels, answered_N=answered, **sizes)
     rates.coverages(groups, answered, num_groups=len(group_names))
     groups, labels = groups.astype(np.int64), labels.astype(np.int64)
+    apart = None if apart_N is None else np.asarray(apart_N, np.bool_)
     shown = shown_records(
-        groups,
-        labels,
-        answered,
-        least=least_cell,
-        num_groups=len(group_names),
-        persons_N=persons_N,
-        apart_N=None if apart_N is None else np.asarray(apart_N, np.bool_),
+        groups, labels, answered, least=least_cell, num_groups=len(group_names), persons_N=persons_N, apart_N=apart
     )
     kept = shown.kept_N
     predicted = np.asarray(predictions)[kept]
@@ -381,11 +376,10 @@ def evaluate(
     for z, name in enumerate(group_names):
         size = int((groups == z).sum())
         if shown.small_G[z] and size >= LEAST_RECORDS and (answered & (groups == z)).sum() < HARDLY_ANY * size:
-            few = f"answers hardly any record of {name}"
-            measured = replace(measured, degenerate=(*measured.degenerate, few))
+            measured = replace(measured, degenerate=(*measured.degenerate, f"answers hardly any record of {name}"))
     published = [joint_GYC]
-    if apart_N is not None:
-        alone = kept & answered & np.asarray(apart_N, np.bool_)
+    if apart is not None:
+        alone = kept & answered & apart
         of_alone = {"labels_N": labels[alone], "groups_N": groups[alone], **sizes}
         published.append(rates.joint_table(np.asarray(predictions)[alone], **of_alone))
     return _without_small_cells(measured, shown, published)
@@ -425,9 +419,9 @@ def _drawn_apart(
 
 
 def with_words(measured: Evaluation) -> Evaluation:
-    """Return ``measured`` with the fields that are computed from its tables of counts: the accuracy of the most common
-    class, the gap of the true labels, and words on what makes the model degenerate, or worse than a constant prediction
-    for a group."""
+    """Return ``measured`` with the fields that are computed from its tables of counts: the most common class and its
+    accuracy, the gap of the true labels (``perfect_gap``), the words ``degenerate`` and ``underserved``, and
+    ``underserved_groups``."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
@@ -677,11 +671,11 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
 
 
 def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
-    """Return True if an outsider who knows the predictions by group, and the accuracies of all groups except
-    ``hidden``, can nearly compute how many records have some true label.
+    """Return True if an outsider can nearly compute how many records have some true label. The outsider knows the
+    predictions by group, and the accuracies of all groups except ``hidden``.
 
-    "Nearly" means: within a range narrower than half of ``least``. ``with_totals``: the accuracy and most common class
-    of all groups together are known too.
+    "Nearly" means: within a range narrower than half of ``least``. ``with_totals``: the outsider knows the accuracy and
+    most common class of all groups together too.
     """
     # One more record of each kind of error, and one less of each kind of right prediction, changes the size of a class
     # by 2.
@@ -701,9 +695,9 @@ def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, wit
 
 
 def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
-    """Return True if an outsider who knows the predictions by group, and the accuracy and most common class of all
-    groups together, can nearly compute how many records have some true label, as in :func:`_labels_follow`. False for
-    more than two classes."""
+    """Return True if an outsider can nearly compute how many records have some true label, as in
+    :func:`_labels_follow`. The outsider knows the predictions by group, and the accuracy and most common class of all
+    groups together. False for more than two classes."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
@@ -711,8 +705,8 @@ def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
 
 
 def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
-    """Return, for each group, the range (largest minus smallest possible value) of its unknown count, if only the sum
-    of the counts ``count_G`` is known, and that no count is negative or exceeds ``most_G``."""
+    """Return, for each group, the range (largest minus smallest possible value) of its unknown count. An outsider knows
+    only the sum of the counts ``count_G``, and that no count is negative or exceeds ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
     return up_G + np.minimum(count_G, room_G.sum() - room_G)

@@ -196,8 +196,7 @@ class Guarantee:
         bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
             return bound
-        why = self.words["why_not_private"]
-        return f"{why}. Nothing is bounded. With fresh noise: {bound[0].lower()}{bound[1:]}"
+        return f"{self.words['why_not_private']}. Nothing is bounded. With fresh noise: {bound[0].lower()}{bound[1:]}"
 
     @property
     def row(self) -> tuple[str, str]:
@@ -371,13 +370,8 @@ class MeasuredClaims:
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
-        fairness = Figure(
-            name=names[0],
-            value=decimal(gap.value),
-            word=word,
-            mood=_FAIR_MOODS[fair],
-            details=tuple(filter(None, details)),
-        )
+        told = tuple(filter(None, details))
+        fairness = Figure(name=names[0], value=decimal(gap.value), word=word, mood=_FAIR_MOODS[fair], details=told)
 
         none = ("No test record is answered.",)
         accuracy = Figure(name=names[1], value="undefined", word="Undefined", mood="bad", details=none)
@@ -493,13 +487,8 @@ class RunStatement(MeasuredClaims):
         else:
             fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
             details = ["Nothing is protected.", fresh]
-        privacy = Figure(
-            name="Privacy budget ε",
-            value=words["epsilon"],
-            word=upper(private),
-            mood=mood,
-            details=tuple(filter(None, details)),
-        )
+        told = tuple(filter(None, details))
+        privacy = Figure(name="Privacy budget ε", value=words["epsilon"], word=upper(private), mood=mood, details=told)
         return privacy, *super().figures
 
     @property
@@ -521,8 +510,8 @@ def fair_words(rule: FairRule) -> str:
 
 
 def _number(measured: Evaluation, number: int, which: str = "") -> str:
-    """Return words for a number of test records or persons, such as "about 300 test records"; "about" is added if
-    metrics are private, because numbers are then estimates."""
+    """Return words for a number of test records or persons, such as "about 300 test records", with ``which`` before the
+    noun. "about" is added if metrics are private, because numbers are then estimates."""
     return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.words['noun'])}"
 
 
@@ -700,14 +689,14 @@ Course = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQueries(QueryOutcomes):
-    """The publishable facts about the queries that were submitted to teachers: the numbers by outcome in the privacy
-    statement, and more.
+    """The publishable facts about the queries that were submitted to teachers, in addition to the numbers of queries by
+    outcome.
 
     At most ``num_teachers`` vote on a query; ``voters`` is the word for them, ``teachers`` or ``neighbours``.
-    ``mechanism`` describes how labels are released. ``epsilon_course`` is the data-independent epsilon as the number of
-    submitted queries grows, at the guarantee's delta; a query that is refused before the vote counts too.
-    ``outcomes_GO`` counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the
-    released labels of each group and class.
+    ``mechanism`` describes how labels are released. ``epsilon_course`` is the data-independent epsilon after each
+    number of submitted queries, at the guarantee's delta; a query that is refused before the vote counts too.
+    ``outcomes_GO`` is the number of queries by public group and outcome, in the order of ``OUTCOMES``. ``answered_GC``
+    is the number of released labels by public group and class.
     """
 
     mechanism: str

@@ -13,7 +13,6 @@ so that a reader's dark theme applies to them too.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -32,11 +31,12 @@ from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import count, counted, delta_text, epsilon_text, percent, render
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
 from fairpate.report import records
-from fairpate.report.figures import SHAPES, chart_config
+from fairpate.report.figures import SHAPES, chart_config, settings_words
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
 from fairpate.types import REMARKS, TELLS_SIZE, FloatArray, GateRule, restored
 
+Values = Mapping[str, Any]
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
 _CHART_CONFIG = {
     **chart_config(12),
@@ -93,15 +93,9 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
 
 
 def histogram(
-    edges: Sequence[float],
-    stacks: Mapping[str, Sequence[int]],
-    *,
-    x_label: str,
-    y_label: str,
-    title: str,
-    ticks: Sequence[float],
+    edges: Sequence[float], stacks: Mapping[str, Sequence[int]], *, x_label: str, title: str, ticks: Sequence[float]
 ) -> Markup:
-    """Return an SVG drawing of a stacked histogram.
+    """Return an SVG drawing of a stacked histogram of queries.
 
     ``edges``: the ends of the bins. ``stacks`` maps the colour of each part of the bars (a variable of the style sheet)
     to its counts in the bins. ``ticks``: the values that are marked on the x axis.
@@ -143,17 +137,11 @@ def histogram(
         "order": {"field": "order"},
     }
     bars = {"mark": {"type": "bar", "binSpacing": 0, "stroke": "var(--paper)", "strokeWidth": 1}}
-    return _drawn(rows, place, [bars], y_label=y_label, title=title, definitions=_HATCH.format(hatch))
+    return _drawn(rows, place, [bars], y_label="queries", title=title, definitions=_HATCH.format(hatch))
 
 
 def _drawn(
-    rows: Sequence[Mapping[str, Any]],
-    place: Mapping[str, Any],
-    layers: Sequence[Mapping[str, Any]],
-    *,
-    y_label: str,
-    title: str,
-    definitions: str = "",
+    rows: Sequence[Values], place: Values, layers: Sequence[Values], *, y_label: str, title: str, definitions: str = ""
 ) -> Markup:
     import vl_convert
 
@@ -223,8 +211,8 @@ def public_report(report: PublicReport) -> str:
 
 
 def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
-    """Return the values for the template ``run.html``, with which both the public and the private report begin;
-    ``without_privacy``, a baseline that must not be published, is for the private report alone."""
+    """Return the values for the template ``run.html``, the first part of both the public and the private report. Only
+    the private report shows ``without_privacy``, a baseline that must not be published."""
     voting, trained = report.voting, report.num_training_labels
     # The noise on votes is exact, that of training is in floating point.
     exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
@@ -256,8 +244,9 @@ def answered_words(measured: Evaluation) -> str:
 
 
 def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]:
-    """Return the template values with which pages show how a model treats groups: names and marks of groups, the end of
-    the axis of fairness gaps, and for each of ``evaluations`` functions and sentences on its records and predictions.
+    """Return the template values with which pages show how a model treats groups: the marks of groups, the names of
+    fairness gaps and the end of their axis, functions that describe an evaluation in words, and for each of
+    ``evaluations`` a sentence on its predictions.
 
     ``model``: the word that the sentences use for the model.
     """
@@ -348,8 +337,8 @@ def private_report(report: PrivateReport) -> str:
 
 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
-    """Return the template values on single queries for the private report: charts and words on the data-dependent
-    privacy cost of each query as a share of its worst case, and on how many voters agreed."""
+    """Return the template values for the part of the private report that shows single queries: the data-dependent
+    privacy cost of each query as a share of its worst case, and how many voters agreed, as charts and words."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
     # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
@@ -377,8 +366,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         stacks: dict[str, list[int]] = {
             each: np.histogram(100 * share_Q[outcomes_Q == each], bins=edges)[0].tolist() for each in records.OUTCOMES
         }
-        ticks = range(0, 101, 20)
-        return histogram(edges.tolist(), stacks, x_label=x_label, y_label="queries", title=title, ticks=ticks)
+        return histogram(edges.tolist(), stacks, x_label=x_label, title=title, ticks=range(0, 101, 20))
 
     by_group = []
     for group, name in enumerate(names):
@@ -632,10 +620,7 @@ class Card:
             ("Licence", data.licence or unknown),
         ]
         if data.options is not None:
-            options = (
-                f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-                for name, value in data.options.items()
-            )
+            options = (f"{name}: {value}" for name, value in settings_words(data.options).items())
             rows += [("Read with", ", ".join(options) or "no options"), ("Seed of the split", str(data.split_seed))]
         return rows
 
@@ -672,9 +657,11 @@ _bound = lru_cache(epsilon_lower_bound)
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """The result of a membership-inference attack on canaries (records added to test privacy): the attacker's
-    ``guesses`` which canaries were included, and, if scores are Gaussian, the distance between scores of included and
-    excluded canaries (``separation``)."""
+    """The result of a membership-inference attack on canaries (records added to test privacy).
+
+    ``guesses``: how often the attacker was right about which canaries were included. ``separation``: how far the scores
+    of included canaries are above those of the others; None if scores are not Gaussian.
+    """
 
     guesses: Guesses
     separation: Separation | None = None
@@ -778,7 +765,8 @@ class Audit:
 
     @property
     def power_words(self) -> str:
-        """A sentence on whether the audit would have detected missing noise, as the results of its controls show."""
+        """A sentence on whether the audit would have detected missing noise, as the results of its controls (releases
+        with about half of the noise) show."""
         # The weakest control decides: a fault in that release could stay unseen.
         proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:

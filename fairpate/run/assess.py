@@ -146,9 +146,9 @@ class AssessedPredictions:
 
     @property
     def judged(self) -> tuple[Division, MeasuredClaims] | None:
-        """The division of the records (by one column of groups, or by several) that has the worst verdict under the
-        user's rule of fairness, and its measurements; None without true labels. Among equal verdicts it is the finest
-        division."""
+        """The division of the records that has the worst verdict under the user's rule of fairness, and its
+        measurements; None without true labels. A division is by one column of groups or by several; among equal
+        verdicts it is the finest division."""
         # Finest first: among equal verdicts `min` returns the first one.
         found = [
             (each, MeasuredClaims(measured=each.measured))
@@ -415,8 +415,8 @@ def _hidden_follows(
     *,
     least: int,
 ) -> bool:
-    """Return True if a number by true label that one division of the records hides, because it counts few records, can
-    be computed from the numbers that all divisions show.
+    """Return True if a hidden number can be computed from the numbers that all divisions of the records show. A
+    division hides a number by true label if it counts too few records.
 
     ``evaluations``: the results of each division. ``codes``: for each division the group of every record (N,). The
     finest division is the last entry of both. ``units_N``: the record or person that a row of the table belongs to.
@@ -455,9 +455,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         path = Path(table)
         if not path.is_file():
             raise UsageError(f"{path}: not found; give a CSV, Parquet or Feather file of predictions.")
-        separator, encoding = layout_of(path, with_rows=True)
         title = path.name
-        batches = read_batches(path, title, wanted=columns, separator=separator, encoding=encoding)
+        batches = read_batches(path, title, layout_of(path, with_rows=True), wanted=columns)
     else:
         title = "the table"
         frame = pa.table(dict(table)) if isinstance(table, Mapping) else pa.Table.from_pandas(table)

@@ -413,8 +413,8 @@ def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = 
 
 
 def _declared_size(config: Method) -> int:
-    """Return the number of private records or persons that the data set's declaration states; 1000 if it states
-    none."""
+    """Return the number of private records or persons that the data set's declaration (the YAML file that describes it)
+    states; 1000 if it states none."""
     try:
         return entry_for(config.data).protected(config.data.options, config.data.unit)[0]
     except UserError:  # records that came from Python, or a declaration that is gone
@@ -422,8 +422,8 @@ def _declared_size(config: Method) -> int:
 
 
 def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
-    """Return the log-likelihood ratio of the numbers ``released``: that ``added`` is in them, against that it is not,
-    under Gaussian noise of standard deviation ``stddev``, summed over the first axis."""
+    """Return the log-likelihood ratio of the numbers ``released``, with ``added`` in them against without, under
+    Gaussian noise of standard deviation ``stddev``, summed over the first axis."""
     return ((released - added / 2) * added / stddev**2).sum(axis=0)
 
 

@@ -391,8 +391,8 @@ class _Check:
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
     def queries(self) -> str | None:
-        """Check the statement's counts of queries: its privacy events cover all submitted queries, no more queries
-        ended than were submitted, and no more labels were released than queries were answered."""
+        """Check the statement's counts of queries. Its privacy events must cover all submitted queries. No more queries
+        may have ended than were submitted, and no more labels may be released than queries were answered."""
         statement, queries = self.said, self.said.queries
         if statement.earlier_releases:
             for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
@@ -690,8 +690,8 @@ def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _other_content(epsilon: float, delta: float, relation: str) -> float:
-    """Return the least error rate that an attacker can reach who guesses which of two equally likely contents one
-    privacy unit has. The guarantee is ``epsilon`` and ``delta`` for ``relation``."""
+    """Return the least error rate of an attacker who guesses which of two contents one privacy unit has. Both contents
+    are equally likely. The guarantee is ``epsilon`` and ``delta`` for ``relation``."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
     return least_wrong(epsilon, delta)

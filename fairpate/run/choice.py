@@ -142,9 +142,9 @@ def _candidates(
     """Check ``configs``, the settings to choose from, and return them with the checksums of their files of initial
     weights.
 
-    ConfigError for fewer than two settings, and for a data set without separate validation records. ConfigError also
-    for a method that is not of the class ``kind``, which ``words`` describes in the message, and for settings that
-    differ in ``of_all(config)``, for the reason ``why``.
+    ConfigError for fewer than two settings, for a data set without separate validation records, and for a method that
+    is not of the class ``kind``, which ``words`` describes in the message. ConfigError also if ``of_all(config)``, the
+    values that all settings must share, differs between settings; ``why`` is the reason in the message.
     """
     # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
     found = [with_pinned_weights(config) for config in configs if isinstance(config, kind)]

@@ -368,8 +368,8 @@ class CellTimeoutError(RuntimeError):
 
 
 def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what ``work(*arguments)`` returns, interrupting it by a CellTimeoutError after ``tasks.max_minutes``. Must
-    be called in the main thread of a Ray worker."""
+    """Return what ``work(*arguments)`` returns; after ``tasks.max_minutes`` it is interrupted by a CellTimeoutError.
+    Must be called in the main thread of a Ray worker."""
 
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(
@@ -763,9 +763,9 @@ def claims_in_words(
 ) -> list[str]:
     """Return two sentences about the model of the chosen ``method``; ``why`` says why this method was chosen.
 
-    The first states its guarantee and accuracy (``claims``), and the accuracy of a model trained ``without`` privacy.
-    The second states its demographic-parity gap without and with a reject option, a rule that refuses some predictions
-    (``rejecting``), each with the verdict of the user's rule of fairness.
+    The first sentence states the guarantee and accuracy of the model (``claims``), and the accuracy of a model trained
+    ``without`` privacy. The second states the demographic-parity gap of the model, and its gap with a reject option, a
+    rule that refuses some predictions (``rejecting``). Each gap is judged by the user's rule of fairness.
     """
     guarantee, measured, less = claims.guarantee, claims.measured, rejecting.measured.measured(DEFAULT)
     gap = measured.measured(DEFAULT)

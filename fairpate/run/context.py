@@ -43,8 +43,8 @@ class RunDirectory:
 
     root: Path
     states_all_draws: ClassVar[bool] = False
-    """Whether a release that is drawn again, because its file was deleted, also lists the privacy events of the earlier
-    draws."""
+    """Whether the file of a release lists the privacy events of earlier draws too. A release is drawn again if its file
+    was deleted."""
 
     public = PathIn("root", "public", "Files that may be published.")
     private = PathIn("root", "private", "Files that must not be published.")

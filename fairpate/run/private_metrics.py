@@ -94,8 +94,8 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
 
 
 def require_kept_names(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if a record whose content is replaced could move from the training to the test records or back.
-    Then training and metrics might both read it, and their privacy costs would add up."""
+    """Raise ConfigError if replacing a record's content could move this record from the training to the test records,
+    or back. Training and metrics might then both read it, and their privacy costs would add up."""
     by_content = not dataset.keeps_names and not config.protects_attribute_only
     if by_content and getattr(config.target, "relation", None) == "replace one":
         raise ConfigError(
@@ -134,8 +134,8 @@ class Assessment:
 
 
 def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
-    """Measure the student on the test records; a student with the reject option IDP3 also without refusals and for
-    other orders of the records.
+    """Measure the student on the test records. A student with the reject option IDP3, which refuses some predictions,
+    is measured also without refusals and for other orders of the records.
 
     Numbers that count fewer than ``settings.least_cell`` test records of a group, or of a group and class, are left
     out. A student that draws labels at random is measured in expectation; with IDP3 by the labels that it drew, because
@@ -215,8 +215,8 @@ def table_event(cost: Price) -> PredictionTables:
 
 def stated_tables(run: RunDirectory, next_event: Callable[[], Event]) -> tuple[Event, ...]:
     """Return the privacy events of all noisy tables of predictions that the run drew for private metrics; the run's
-    privacy statement lists them. The last event is that of the stored table, or ``next_event()`` if the table is still
-    to be drawn."""
+    privacy statement lists them. The last event is that of the stored table. If no table is stored, it is
+    ``next_event()``, the event of the table that is still to be drawn."""
     if run.metrics_table.exists():
         return read_release(run.metrics_table)[0].events
     # Tables whose files were deleted may have been seen.
@@ -573,12 +573,12 @@ class _Shares(NamedTuple):
         rest: bool = False,
         has_ends: bool = True,
     ) -> _Shares:
-        """Return, with its interval, the share of each group's records in which each event occurs, from ``found``, the
-        noisy counts of these records and of all records by event and group.
+        """Return the share of each group's records in which each event occurs, with its interval.
 
-        ``cells``: how many noisy cells each count adds up, which determines its noise. ``rest``: return for each group
-        the shares among the records of all other groups together. ``has_ends``: False computes no intervals, and sets
-        both ends to the share.
+        ``found``: noisy counts by event and group, of the records in which the event occurs and of all records.
+        ``cells``: the number of noisy cells that each count adds up, which determines its noise. ``rest``: return for
+        each group the shares among the records of all other groups together. ``has_ends``: False computes no intervals,
+        and sets both ends to the share.
         """
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each

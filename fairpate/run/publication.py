@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
-    """Return the published metrics of ``run`` on its test records. Errors of many classes are raised for a damaged
-    file."""
+    """Return the published metrics of ``run`` on its test records. RunDirectoryError if the file is missing or is not
+    JSON; KeyError, TypeError or another error if its fields are wrong."""
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
@@ -113,8 +113,8 @@ _MOST_PANELS = 12
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """Return the HTML by which a notebook displays a comparison of methods: the sentences of its report on results that
-    may be published, and a figure of one data set."""
+    """Return the HTML by which a notebook displays a comparison of methods. It has one finding in words per data
+    set and privacy class, and a figure of one data set. Only results that may be published are included."""
     # Not the report page itself, which would add a drawing library to the notebook.
     folder = comparison.folder
     report = FrontierReport(
@@ -190,8 +190,11 @@ def card_values(card: Card) -> dict[str, Any]:
 
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
-    """Return the model card of a run, read from its published files and, in its configuration, its method and the name
-    and options of its data set. ``use``: the intended use that the card states."""
+    """Return the model card of a run. It is made from the run's published files and from its configuration, which names
+    the method and the data set. ``use``: the intended use that the card states.
+
+    RunDirectoryError for a run that published no model, ConfigError if the configuration names another data set.
+    """
     # The public part of a run without privacy does not exist, and that of an unfinished run is incomplete.
     for path in (run.statement, run.metrics, run.student):
         if not path.is_file():
@@ -232,8 +235,8 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
 
 
 def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:
-    """Return the model card of ``run`` from its published statement, metrics and student, and from the arguments;
-    ``made_on`` is the date on which the run began."""
+    """Return the model card of ``run``. It combines the run's published statement, metrics and student with the
+    arguments. ``made_on`` is the date on which the run began; None if unknown."""
     metrics, student = read_json(run.metrics), read_student_card(run.student)
     population = read_json(run.private_population) if run.private_population.is_file() else None
     orders, unrefused, refusals = metrics.get("orders"), metrics.get("without_refusals"), None
@@ -283,11 +286,12 @@ def write_reports(
     private_population: PrivatePopulation | None = None,
     without_privacy: WithoutPrivacy | None = None,
 ) -> None:
-    """Write the public report of a run, ``public/report.html``; for a run that answered queries (``spending``), write
-    the operator's private report too.
+    """Write the public report of a run, ``public/report.html``; for a run that answered queries, write the operator's
+    private report too.
 
-    ``private_population`` estimates how the student treats the private records; ``without_privacy``, the accuracy
-    without noise, is shown in the private report alone.
+    ``assessment`` has the metrics on test records; ``spending`` has the charges of the run's queries (None: its method
+    submits none). ``private_population`` estimates how the student treats the private records. ``without_privacy``,
+    the accuracy without noise, is shown in the private report alone.
     """
     statement = read_statement(run)
     evaluations, voting = assessment.evaluations, None
@@ -378,11 +382,10 @@ def write_reports(
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:
-    """Return how epsilon grows with the queries that a ledger charged: up to 200 pairs (number of queries, epsilon
-    after this number).
+    """Return how epsilon grows with the queries that a ledger charged, as pairs (number of queries, their epsilon).
 
-    ``price(start, end)`` returns the Renyi curve of the queries ``start`` to ``end``. The last query is among the
-    points.
+    The pairs are (0, 0) and up to 200 others, the last of which is for all queries. ``price(start, end)`` returns the
+    Renyi curve of the queries ``start`` to ``end``.
     """
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
@@ -464,5 +467,7 @@ def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, An
             "other": "1 where the text is none of values, else 0",
             "band": "1 where at_least <= v < below, else 0; a last band has no below",
         },
-        "features": [code.to_json() for code in dataset.feature_codes],
+        "features": [
+            {name: value for name, value in asdict(code).items() if value is not None} for code in dataset.feature_codes
+        ],
     }

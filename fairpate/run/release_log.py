@@ -83,12 +83,14 @@ class Release:
     """One row of the odometer, the database of all runs' privacy costs: everything that one run has released of private
     records so far.
 
-    ``num_queries``: the number of queries charged so far in the run's ledger; 0 without a ledger. ``plan``: all events
-    that were fixed before the first of them, ``events`` included; limits then charge the whole plan, however little of
-    it was released. A run has a plan if a limit admitted it as the only release of its data, or if it reserved its plan
-    (:meth:`ReleaseLog.admit`); for an empty plan limits charge ``events``. ``rdp_A``: the composed Renyi curve at
-    ``DEFAULT_ORDERS``, ``inf`` if an event has no Renyi curve. ``part``: the part of the data set that was read, as
-    ``RULE/PART`` (the rule of the split and the name of its part); empty: the whole data set.
+    ``events``: the privacy events of what was released. ``plan``: all events that the run fixed before the first of
+    them, ``events`` included; empty without a plan. Limits charge the whole plan, however little of it was released,
+    or ``events`` if there is no plan. A run has a plan if it reserved one (:meth:`ReleaseLog.admit`), or if a limit
+    admitted the run only because no other release reads the same data.
+
+    ``num_queries``: the number of queries charged so far in the run's ledger; 0 without a ledger. ``rdp_A``: the
+    composed Renyi curve at ``DEFAULT_ORDERS``, ``inf`` if an event has no Renyi curve. ``part``: the part of the data
+    set that was read, as ``RULE/PART`` (the rule of the split and the name of its part); empty: the whole data set.
     """
 
     run: str
@@ -116,8 +118,8 @@ class Release:
 
     @property
     def charged(self) -> Release:
-        """This release with the events whose cost counts towards a limit: those of its plan (all events that were fixed
-        beforehand) if it has one, otherwise those that were released so far."""
+        """This release with the privacy events whose cost counts towards a limit. If it has a plan, they are all events
+        that were fixed beforehand; otherwise they are the events of what was released so far."""
         return replace(self, events=self.plan, plan=(), rdp_A=_NEW) if self.plan else self
 
     @property
@@ -154,8 +156,9 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
     bound.
 
     By default this is the smallest bound that the accountant can prove for releases that were all fixed before the
-    first of them. With ``is_adaptive`` it is the least limit that would have admitted the releases in any order, even
-    if each of them was chosen after seeing the others; a single release counts as fixed beforehand.
+    first of them. With ``is_adaptive`` it is the least limit on the total epsilon (the least privacy filter) that would
+    have admitted the releases, even if each was chosen after seeing the earlier ones. A single release counts as fixed
+    beforehand in both cases.
     """
     of_parts = []
     for part, curve_A in _by_part([release.charged for release in releases] if is_adaptive else releases):
@@ -202,9 +205,10 @@ def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], Float
 class Total:
     """The total privacy cost of all releases on one data set under one unit and relation.
 
-    ``epsilon`` holds if all releases were fixed before the first of them; ``epsilon_adaptive`` is the least limit that
-    would have admitted the releases if each was chosen after seeing the earlier ones. ``not_private`` of the
-    ``releases`` have no guarantee and are in neither number. ``epsilon_limit``: the operator's limit; None: no limit.
+    ``releases`` counts the releases that have a privacy guarantee. ``epsilon`` is their cost if all were fixed before
+    the first of them; ``epsilon_adaptive`` is the least limit that would have admitted them if each was chosen after
+    seeing the earlier ones. ``not_private`` counts the releases without a guarantee, which are in neither epsilon.
+    ``epsilon_limit``: the operator's limit; None: no limit.
     """
 
     data: str
@@ -328,11 +332,11 @@ class Odometer:
         """Store durably what a run released or is about to release, as one row of the odometer; return this row. A
         later call for the same run replaces the row.
 
-        ``plan``: all events of a new run that were fixed before the first of them; None: the events of ``release`` are
-        all of them; empty: none were fixed. ``holds``: from now on limits charge the whole plan, even what was not yet
-        released, so that no other run can use its share of the limit. ``enforce``: raise LimitReachedError if a new
-        release, or an addition to an old one, would exceed a limit; a release that costs no more than the row that it
-        replaces is admitted.
+        ``plan``: all privacy events that a new run fixed before the first of them. None means that the plan consists of
+        the events of ``release``; an empty plan means that no event was fixed beforehand. ``holds``: from now on limits
+        charge the whole plan, even what was not yet released, so that no other run can use its share of the limit.
+        ``enforce``: raise LimitReachedError if a new release, or an addition to an old one, would exceed a limit. A
+        release that costs no more than the row that it replaces is always admitted.
         """
         with self.transaction() as database:
             rows = _rows(database, data=release.data)
@@ -416,9 +420,9 @@ class Odometer:
         """Set a limit on the epsilon of all releases on ``data`` together, which holds even if each release is chosen
         after seeing the earlier ones.
 
-        Return the least limit that would admit another release: the cost of all releases so far if each was chosen
-        after seeing the earlier ones, or 0 without any. For a single release this is above the epsilon in
-        :class:`Total`, where a single release counts as fixed beforehand. ValueError for values out of range.
+        Return the total epsilon of all releases so far as this limit counts it, 0 without any: a limit must be larger
+        to admit another release. For a single release this is above the epsilon in :class:`Total`, where a single
+        release counts as fixed beforehand. ValueError for values out of range.
         """
         if not 0 < epsilon < math.inf or not 0 < delta < 1:
             raise ValueError(
@@ -481,8 +485,8 @@ def _events(text: str) -> tuple[Event, ...]:
 
 
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
-    """Return those of ``releases`` that add to the total cost for the privacy unit ``unit``, with their privacy events
-    converted to this unit (the cost per person, for example, to a cost per record)."""
+    """Return those of ``releases`` that add to the total cost for the privacy unit ``unit``. Their privacy events are
+    converted to this unit: those of a release per person, for example, to events per record."""
     found = []
     for each in releases:
         if each.unit == unit:
@@ -506,8 +510,8 @@ def _admitted(
     """Check ``release`` against the limits of its data set, and return it; LimitReachedError if it exceeds a limit.
 
     ``rows``: the stored releases on the data set. ``plan``: all events of the run that were fixed beforehand, as in
-    :meth:`Odometer.record`. A limit may admit the release only because it is the single one of its data and all its
-    events were fixed beforehand: then these events are stored in the returned release as its plan.
+    :meth:`Odometer.record`. Some releases fit a limit only if no other release reads the same data and all events were
+    fixed beforehand. Such a release is returned with these events as its plan.
     """
     query = "SELECT unit, epsilon, delta FROM limits WHERE data = ? ORDER BY unit"
     limits = database.execute(query, (release.data,)).fetchall()
@@ -601,8 +605,8 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of released arrays, which shows whether a stored release is the one that a run needs: everything that
-    determines the arrays except private records and noise.
+    """The origin of released arrays: everything that determines them, except private records and noise. A run compares
+    it with its own settings and public records before it uses a stored release.
 
     ``id``: the id of their run in the odometer (the database of privacy costs). ``settings``: the settings of the
     configuration on which the arrays depend. ``pool``: a digest of the public records. ``after``: digests of the
@@ -666,8 +670,9 @@ def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Pat
 def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
     """Copy the release of the run in the folder ``source`` to ``run``, whose model then learns from it.
 
-    If a private choice among settings was made in ``source``, and ``candidate`` is the digest of the chosen settings,
-    the file of the choice is copied too. RunFolderError if ``run`` has another release already.
+    ``source`` may also contain a private choice: the release of which candidate settings are best on the validation
+    records. If the chosen settings have the digest ``candidate``, the file of the choice is copied too. RunFolderError
+    if ``run`` has another release already.
     """
     given = RunDirectory(root=source)
     content = given.released.read_bytes()
@@ -684,13 +689,13 @@ def take_release(run: RunDirectory, source: Path, candidate: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _OneFile(RunDirectory):
-    """The paths of a release that a run draws from its test or validation records; this release has a
-    :class:`ReleaseLog` of its own.
+    """The paths of a release that a run draws from its test or validation records, and that is charged separately from
+    the run's training (:meth:`ReleaseLog.of_part`).
 
-    The release has a file and a receipt (the record of what was charged) of its own, and ``statement`` is the file
-    whose existence proves that the release was published. If the release's file was deleted, the release may be drawn
-    once more. The new file then lists the events of both draws, those of the new draw last, and the run's statement
-    includes the cost of both.
+    The release has its own file and its own receipt (the record of what was charged). ``statement`` is the file whose
+    existence proves that the release was published. If both files were deleted, the release may be drawn
+    again. The new file then lists the events of all draws, the latest last, and the run's privacy statement
+    includes the cost of all.
     """
 
     states_all_draws: ClassVar[bool] = True
@@ -706,8 +711,9 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The paths of a private choice among several settings, which is charged as a release of its own. If the file of
-    the choice was deleted, another choice may be made, which is charged too."""
+    """The paths of a private choice: the release of which of several settings is best on the validation records. It is
+    charged separately from the run's training. If its file was deleted, another choice may be made, which is charged
+    too."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -771,12 +777,14 @@ class ReleaseLog:
         """Return one release of arrays: the stored release, or else what ``draw`` returns, which is charged before it
         is stored.
 
-        ``settings`` are all settings that determine the release, and ``pool`` is the digest of the public records. The
-        first release of a run has no ``name``, each later one has its own. ``events``: the privacy events, if they are
-        known beforehand; they are charged before the draw. Without them, ``draw`` must call :meth:`reserve` before it
-        draws noise, or show nothing of the release before it returns. RunDirectoryError if the stored release was made
-        from other settings, public records or earlier releases, or was deleted although its run was published.
-        LimitReachedError if a limit would be exceeded.
+        ``settings`` are all settings that determine the release, and ``pool`` is the digest of the public records.
+        ``noise`` describes the source of the noise (``os_entropy`` if the noise is secret). The first release of a run
+        has no ``name``, each later one has its own. ``events``: the privacy events, if they are known beforehand; they
+        are charged before the draw. If they are not given, ``draw`` must either call :meth:`reserve` before it draws
+        noise, or make nothing of the release visible before it returns.
+
+        RunDirectoryError if the stored release was made from other settings, public records or earlier releases, or was
+        deleted although its run was published. LimitReachedError if a limit would be exceeded.
         """
         path = self._run.released
         if name:
@@ -843,8 +851,8 @@ class ReleaseLog:
         raise reason
 
     def _begin(self, path: Path) -> None:
-        """Set the id under which the release in the file ``path`` will be charged, and read the events that were
-        charged under this id before.
+        """Set the id under which the release in the file ``path`` will be charged, and read the privacy events that
+        were charged under this id before.
 
         RunDirectoryError if the run was published: then its release was deleted, and drawing it again would be another
         release.
@@ -884,8 +892,8 @@ class ReleaseLog:
             self.record(events, noise=noise, enforce=False)
 
     def _count_found(self, steps: Sequence[tuple[Released, Origin]], *, noise: str) -> None:
-        """Charge stored releases that another run drew and that this odometer (the database of privacy costs) does not
-        know. ``steps`` are stored releases of this run; no receipt is written."""
+        """Charge those of the stored releases ``steps`` that this odometer (the database of privacy costs) does not
+        contain, such as a copied release of another operator's run. No receipt is written."""
         for run in dict.fromkeys(origin.id for _, origin in steps):
             events = merged([event for released, origin in steps if origin.id == run for event in released.events])
             known = self.stored(run)
@@ -898,8 +906,8 @@ class ReleaseLog:
                 self._odometer.record(release, enforce=False)
 
     def shared_remarks(self) -> tuple[str, ...]:
-        """Return remarks for the privacy statement on the releases of other runs from which this run learned, and whose
-        cost is not spent again."""
+        """Return remarks for the privacy statement: one for each release of another run from which this run learned.
+        The cost of such a release is spent only once."""
         if not self._run.released.exists():
             return ()
         origins = dict.fromkeys(read_release(path)[1].id for path in self._run.release_files())
@@ -920,11 +928,12 @@ class ReleaseLog:
         plan: Sequence[Event] | None = None,
         enforce: bool = True,
     ) -> None:
-        """Charge ``events``, everything that the run released or is about to release, to the odometer, and write the
-        run's receipt. ``num_queries``: the number of queries in the run's ledger; None leaves the stored number
-        unchanged.
+        """Charge the privacy ``events`` of everything that the run released or is about to release to the odometer, and
+        write the run's receipt, its own record of this charge.
 
-        ``plan``, ``enforce`` and errors as in :meth:`Odometer.record`.
+        ``noise`` describes the source of the noise (``os_entropy`` if the noise is secret). ``num_queries``: the number
+        of queries in the run's ledger; None leaves the stored number unchanged. ``plan``, ``enforce`` and errors as in
+        :meth:`Odometer.record`.
         """
         if num_queries is None:
             before = self.stored()
@@ -951,8 +960,8 @@ class ReleaseLog:
         )
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
-        """Raise LimitReachedError if ``events``, all fixed beforehand, would exceed a limit of the data set; nothing is
-        stored."""
+        """Raise LimitReachedError if a run with the privacy ``events``, all fixed beforehand, would exceed a limit of
+        the data set; nothing is stored. ``noise`` as in :meth:`record`."""
         with self._odometer.transaction() as database:
             _admitted(database, self.release(events, noise=noise), _rows(database, data=self._data), None)
 
@@ -967,9 +976,9 @@ class ReleaseLog:
         self._planned = tuple(events)
 
     def reserve(self, events: Sequence[Event], *, noise: str) -> None:
-        """Charge ``events`` durably before the noise of the release that causes them is drawn.
+        """Charge the privacy ``events`` of a release durably, before its noise is drawn.
 
-        The events of the finished draw replace this charge. If the draw fails, crashes or never begins, the charge
+        The charge for the finished draw replaces this one. If the draw fails, crashes or never begins, the charge
         stays. LimitReachedError, with nothing charged, if a limit would be exceeded.
         """
         if self._steps and not self._is_reserved:
@@ -1018,8 +1027,8 @@ class ReleaseLog:
             return next(iter(_rows(database, run=run or self.id)), None)
 
     def _is_copy(self, receipt: Release) -> bool:
-        """Return True if this run's folder is a copy: the odometer has another path for the run that ``receipt`` names,
-        and the folder at that path still holds this run. A copy is charged as a run of its own."""
+        """Return True if this run's folder is a copy, which is charged as a run of its own. It is a copy if the run
+        that ``receipt`` names has another path in the odometer, and the folder at that path still holds this run."""
         stored = self.stored(receipt.run)
         other = type(self._run)(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():
@@ -1043,10 +1052,11 @@ class LedgerMeter:
     before it charges a query itself.
 
     For an open ledger a block of further queries is charged in advance, so that a crash may charge too many queries but
-    never too few. When the ledger is opened again, the charge is reduced to the queries that it contains. ``planned``:
-    the number of queries that are charged as soon as one is submitted. If released labels decide how many queries
-    follow, a smaller charge would reveal something about them. ``plan``: all events that were fixed before the first
-    query, as for a run; empty if none were, as for a service.
+    never too few. When the ledger is opened again, the charge is reduced to the queries that it contains.
+
+    ``planned``: the number of queries that are charged as soon as one is submitted. It is needed if released labels
+    decide how many queries follow: a charge for fewer queries would reveal something about these labels. ``plan``: all
+    privacy events that a run fixed before its first query; empty for a service, whose callers choose the queries.
     """
 
     log: ReleaseLog
@@ -1059,8 +1069,8 @@ class LedgerMeter:
     _ledger: Ledger | None = field(default=None, init=False)
 
     def settle(self, ledger: Ledger) -> None:
-        """Set the odometer's charge to the number of queries that ``ledger`` contains, and from now on charge further
-        queries in advance.
+        """Set the charge in the odometer (the database of privacy costs) to the number of queries that ``ledger``
+        contains, and from now on charge further queries in advance.
 
         RunDirectoryError if the ledger contains fewer queries than were charged before.
         """

@@ -92,7 +92,9 @@ class RunForecast:
     ``epsilon``: the epsilon that the run would publish; None: no guarantee. ``votes``: the number of votes that decide
     a label. ``noise_stddev_votes``: the standard deviation of the noise on each count of votes. ``labels``: the number
     of public records that get a label. ``lead_needed``: the share of votes by which the winning class must lead to win
-    despite the noise 19 times in 20 (above 1: it cannot). The last four are None for a method that releases no labels.
+    despite the noise 19 times in 20 (above 1: it cannot). ``votes``, ``noise_stddev_votes``, ``labels`` and
+    ``lead_needed`` are None for a method that releases no labels, and if the number of private records is not public.
+
     ``expected``: the range that contains the accuracy of 9 of 10 published runs (:func:`expected_accuracy`).
     ``measured``: the accuracies of the user's earlier runs of the method on the data set at about this epsilon.
     ``caution``: why the model cannot be more accurate than always predicting the most common class. ``refused``: why
@@ -112,8 +114,8 @@ class RunForecast:
 
 
 def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecast:
-    """Return the forecast of a run of ``config`` whose privacy cost is ``cost``. It is computed from public records and
-    public sizes of ``dataset``; private records are not read."""
+    """Return the forecast of a run of ``config`` whose privacy cost is ``cost``. It is computed from public facts: the
+    public records of ``dataset``, its declaration, and published runs. Private records are not read."""
     epsilon = None if cost is None else cost.epsilon
     expected = expected_accuracy(config)
     (voting, majority), caution = known_beforehand(config, dataset), None
@@ -132,8 +134,8 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     """Return the range that contains the accuracy of 9 of 10 published runs of ``config`` on its data set.
 
     `benchmarks/marks.py` computes the ranges, which are in expected_accuracy.yaml. Between two measured epsilons the
-    returned range covers the ranges of both. None if a setting is not at its default for the data set, if no runs of
-    the method on the data set were published, and for an epsilon outside the measured range.
+    returned range covers the ranges of both. Return None if a setting is not at its default for the data set, if no
+    runs of the method on the data set were published, or if epsilon is outside the measured range.
     """
     epsilon = getattr(config.target, "epsilon", None)
     published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
@@ -166,8 +168,9 @@ class Majority:
 
 
 def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVotes | None, Majority | None]:
-    """Return what public records and declarations alone show about a run of ``config``: the expected votes (how many
-    decide a label, with how much noise), and the share of the most common class.
+    """Return what public records and the data set's declaration (its public description) show about a run of
+    ``config``. The first item is the expected votes: how many votes decide a label, with how much noise. The second is
+    the share of the most common class.
 
     The votes are None without a public number of private records; the share is None without declared class shares or
     enough labels of public records.
@@ -291,8 +294,8 @@ _NEAR = 1.25  # factor between epsilons that count as about the same
 
 
 def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
-    """Return the forecasts ``found`` with the accuracies of earlier runs filled in: finished runs in ``folder`` that
-    have the same method as a forecast, the data set ``data`` and about the same epsilon."""
+    """Return the forecasts ``found`` with the accuracies of earlier runs filled in. Earlier runs are the finished runs
+    in ``folder`` that have the forecast's method, the data set ``data`` and about the forecast's epsilon."""
     accuracies: dict[str, list[tuple[float, float]]] = {}
     for record in _records_in(folder).values():
         epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
@@ -317,11 +320,11 @@ def describe(
     data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
 ) -> Group:
     """Return what `fairpate run --dry-run` displays: a sentence on the privacy cost of the run on the data set
-    ``data``, and a table of the forecasts ``found``, the first of which is the run's own.
+    ``data``, and a table of the forecasts ``found``. The first forecast is that of the run itself.
 
-    ``cost``: the privacy cost; None: the run has no guarantee. ``spent``: the reason why the run costs nothing more,
-    which is then stated instead; otherwise None. ``why``: the reason why this method was chosen, if the user named no
-    method.
+    ``cost``: the privacy cost; None: the run has no guarantee. ``spent``: None or, if the run costs nothing more, the
+    reason, which the sentence then states instead of the cost. ``why``: the reason why this method was chosen, if the
+    user named no method.
     """
     run = found[0]
     if spent is not None:
@@ -400,8 +403,8 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
 
 
 def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return the records (files ``record.json``, a run as one row of a comparison) of the finished runs in ``folder``
-    by their paths; damaged files are left out."""
+    """Return the content of the files ``record.json`` (a run as one row of a comparison) of all finished runs in
+    ``folder``, as a mapping from the files' paths; damaged files are left out."""
     found = {}
     for path in sorted(folder.glob("*/public/record.json")):
         try:
@@ -414,10 +417,11 @@ def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
-    """Return, in words, why a student cannot learn more than the most common class from labels with the noise of
-    ``voting``, even if all voters are right; None if it may learn more.
+    """Return, in words, why a student cannot learn more than the most common class from noisy labels, even if all
+    voters are right; None if it may learn more.
 
-    ``majority``: the share of the most common class; if it is None, all classes are assumed to be equally common.
+    ``voting``: the number of labels, the votes that decide a label, and their noise. ``majority``: the share of the
+    most common class; if it is None, all classes are assumed to be equally common.
     """
     # All voters agree: no other votes survive the noise more often.
     agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
@@ -521,8 +525,8 @@ def published_model(config: Method) -> ModelConfig:
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
-    """Return the model from which training starts, pre-trained on public pictures if configured. Its weights are
-    random, from the run's seed, or those of a weights file.
+    """Return the model from which training starts. Its initial weights are those of the configured weights file, or
+    else random, from the run's seed. If pre-training is configured, the model is then trained on public pictures.
 
     ``architecture``: the layers of the model; None: those of ``student.model``.
     """
@@ -613,9 +617,9 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
     private record. Pictures are reduced to 16 pixels a side, and more than 256 features to principal components, so
     that it takes seconds.
 
-    None if no test record is measured, if there is only one class, if there are more records than can be learned in
-    seconds (the accuracy for a subset would not be comparable), or if features are missing or not finite. No error is
-    raised, because it would end a run whose privacy cost was charged already.
+    Return None if no test record is measured, if there is only one class, or if features are missing or not finite;
+    also if there are too many records to learn from in seconds, because the accuracy for a subset would not be
+    comparable. No error is raised, because it would end a run whose privacy cost was charged already.
     """
     parts, sizes = (private.x, test.x), private.x.shape[1:]
     width = math.prod(min(side, _SIDE) if private.x.ndim == 4 and place else side for place, side in enumerate(sizes))
@@ -679,8 +683,8 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
 
 
 def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacyStatement:
-    """Return the privacy statement with the added cost of noisy tables of private metrics that were drawn and whose
-    files were deleted; write the statement if this changed it."""
+    """Return the privacy ``statement`` of an existing model after adding the cost of every noisy table that the run
+    drew for private metrics, including tables whose files were deleted. Write the statement if it changed."""
     # The statement of an existing model is not made again, but its table of metrics may be drawn once more.
     log, tables = opened.log, stated_tables(opened.run, lambda: event_from(statement.part_events["test"][-1]))
     if list(map(event_json, tables)) == list(statement.part_events["test"]):
@@ -716,9 +720,10 @@ def statement_of(
     """Return the privacy statement of a trained model.
 
     ``standing``: the total cost with the operator's earlier releases, which is stated if ``config.names_earlier``; None
-    if the release was not charged. ``records_alone``: a person may have several records, but the unit of privacy is a
-    record. ``shared``: remarks on releases from which several runs learn. ``remarks``: further remarks, which come
-    last. ``parts``: the privacy events on test or validation records, which are not among the events of ``trained``.
+    if the release was not charged. ``records_alone``: True if a person may have several records, but the unit of
+    privacy is a record. ``shared``: remarks on releases from which several runs learn. ``remarks``: further remarks,
+    which come last. ``parts``: the privacy events on test or validation records, which are not among the events of
+    ``trained``.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
@@ -852,8 +857,8 @@ def make_release(
     """Draw and charge the release of ``config`` without training a model, and return the paths of the run's files;
     other runs can then learn from the release.
 
-    ``command`` is the running command, for error messages; ``then`` is called with the release while the folder is
-    still locked. Other arguments and errors as in :func:`run_method`.
+    ``command`` is the running command, for error messages. ``then`` is called with the open run and the release while
+    the folder is still locked. Other arguments and errors as in :func:`run_method`.
     """
     with _opened(config, reporter, dataset, load=load, command=command) as opened:
         checked = opened.config
@@ -1039,11 +1044,11 @@ def publish_trained(
     environment: Mapping[str, Any],
     reporter: Reporter,
 ) -> RunDirectory:
-    """Publish in ``config.out`` a student that was trained and charged before; ``choice`` is the file that says by
-    which private choice its settings were selected.
+    """Publish in ``config.out`` a student that was trained and charged before.
 
-    ``counted_by``: the odometer's row in which the training is charged; ``environment``: the software and machine on
-    which the training began. A repeated call resumes; errors as in :func:`run_method`.
+    ``counted_by``: the odometer's row in which the training is charged. ``choice``: the private choice by which the
+    student's settings were selected, a release computed from validation records, and its origin. ``environment``: the
+    software and machine on which the training began. A repeated call resumes; errors as in :func:`run_method`.
     """
     run = create_run_directory(config)
     write_json(run.environment, environment)

@@ -180,8 +180,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
 def serve_aggregator(
     root: Path, settings: ServiceSettings, *, data_dir: Path | None, detach: bool, take_over: bool = False
 ) -> None:
-    """Serve the run's aggregator, which answers queries by noisy votes, until interrupted, or with ``detach`` leave the
-    service running on the cluster at RAY_ADDRESS.
+    """Serve the run's aggregator, which answers queries by noisy votes, until interrupted. With ``detach``, leave the
+    service running on the cluster at RAY_ADDRESS, and return.
 
     ``data_dir``: the folder of the data set's files, if they were moved since the run. ``take_over``, for a ledger in a
     database only: stop a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
@@ -320,8 +320,8 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
 
 
 def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-    """Return the web application that serves the published student in the file ``path``, for :class:`HttpServer`;
-    ``form`` describes the records that a page asks for."""
+    """Return the web application that serves the published student in the file ``path``, for :class:`HttpServer`.
+    With ``form``, requests may give a record as values by column."""
     from student.server import student_in_one_process
 
     tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
@@ -417,9 +417,10 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
     """Replace the ledger of ``run`` by the backup ``copy``, at the ledger's present location or at the new location
     ``to``; return the location as text, without a password.
 
-    LedgerError for a backup whose hash chain is broken, for one that lacks an entry known from the present ledger, its
-    head file or its anchor (a copy of the last entry elsewhere), and if another process writes to the ledger.
-    RunDirectoryError for a backup with fewer queries than the privacy statement says.
+    LedgerError if the backup's hash chain is broken, or if another process writes to the ledger. LedgerError also if
+    the backup lacks an entry that was made: the last one in the present ledger, in its head file, or in its anchor (a
+    copy of the last entry elsewhere). RunDirectoryError if the backup has fewer queries than the privacy statement
+    says.
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
@@ -477,9 +478,12 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Verify the hash chain of the ledger at ``place``, a path or a database URL, and that the ledger contains the
-    entry noted at ``anchor``, the second location of its last entry. Return the ledger's header, its entries and the
-    number of queries with an outcome."""
+    """Verify the hash chain of the ledger at ``place``, a path or a database URL. Return the ledger's header, its
+    entries and the number of queries with an outcome.
+
+    LedgerError if an entry is wrong, or if the entry is missing that is noted in the file or database ``anchor`` (None:
+    no anchor).
+    """
     noted = noted_at(anchor)
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
@@ -508,7 +512,7 @@ def _set_aside(path: Path) -> None:
 
 def add_anchor(run: RunDirectory, text: str) -> str:
     """Give the ledger of ``run`` an anchor: from now on the ledger's last entry is also noted at the location ``text``,
-    a file or a database URL, so that a ledger that was rolled back is refused.
+    a file or a database URL. A ledger that was replaced by an older copy then lacks this entry, and is refused.
 
     Return the location as text, without a password. RunFolderError for a run without a ledger. ConfigError if the
     ledger has an anchor already, or the location is in the run's folder. LedgerError if a service writes to the ledger.
@@ -689,11 +693,17 @@ def change_tokens(
     """Change the tokens of the caller ``name`` of a run's service, after noting the change in the run's log of
     operators' actions.
 
-    ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. ``when``: the time at which a new token
-    expires (``add``; None: never), at which the old tokens expire (``rotate``), or at which all of them do
-    (``expire``). Return the new token of ``add`` and ``rotate``, which is stored nowhere; otherwise "". RunFolderError
-    for a run without teachers, ConfigError for a limit or a time out of range, UsageError for a limit on an operator's
-    token.
+    The values of ``change``:
+
+    * ``add``: create a token for a new caller. It expires at the time ``when`` (None: never).
+    * ``rotate``: create another token for the caller. The earlier tokens expire at ``when``.
+    * ``expire``: let all tokens of the caller expire at ``when`` (`never`: the latest token does not expire).
+    * ``limit``: set the limit of the caller.
+    * ``revoke``: remove all tokens of the caller.
+
+    ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. Return the new token of ``add`` and
+    ``rotate``, which is stored nowhere; otherwise "". RunFolderError for a run without teachers, ConfigError for a
+    limit or a time out of range, UsageError for a quota per day on an operator's token.
     """
     run, before, facts = run_at(root), NO_LIMIT, dict[str, object]()
     try:

@@ -91,8 +91,8 @@ class Demand:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that the user set, by name: least coverage and accuracy, largest epsilon and values of notions of
-        fairness."""
+        """The limits that the user set, by name. The limits on coverage and accuracy are minima; those on epsilon,
+        disparity and other notions of fairness are maxima."""
         named = {name: getattr(self, name) for name in ("epsilon", "disparity", "coverage", "accuracy")}
         return {name: limit for name, limit in named.items() if limit is not None} | dict(self.fairness)
 
@@ -219,8 +219,9 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     """Return which of one panel's configurations (``points``) meet ``demand``, or if none does, the ``num_nearest``
     nearest ones.
 
-    The nearest are configurations that no other one dominates in epsilon, error, refusals and every notion of fairness
-    in the demand, sorted by ``Offer.distance``, then by the sum of ``Offer.missed``, then by accuracy.
+    The nearest are taken from the configurations that no other one dominates in epsilon, error, refusals and every
+    notion of fairness in the demand. They are sorted by ``Offer.distance``, then by the sum of ``Offer.missed``, then
+    by accuracy.
     """
     offers = [offer(point, demand) for point in points if not np.isnan([*_values(point, demand).values()]).any()]
     met = [each for each in offers if not each.missed]
@@ -253,8 +254,8 @@ def _rank(found: Offer) -> tuple[float, ...]:
 
 
 def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer:
-    """Choose the configuration that meets ``demand`` best among the ``source`` points, and look up this configuration,
-    and all on the Pareto frontier of the source, among the ``target`` points."""
+    """Return how a configuration that is chosen on one data set performs on another. The choice is the point of
+    ``source`` that meets ``demand`` best; it is looked up in ``target``, like all points on the source's frontier."""
     # On each side the same rule chooses, so that the difference is that of the data sets.
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
@@ -308,8 +309,8 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
 
 @dataclass(frozen=True, kw_only=True)
 class SpecifyAnswer:
-    """The answer to ``demand``, the user's limits, from the results in ``table``: what is achievable in each panel
-    (data set and privacy class), and for each pair of panels how the choice on one performs on the other."""
+    """The answer to ``demand``, the user's limits, from the results in ``table``. It says what is achievable in each
+    panel (data set and privacy class), and how the configuration chosen on one panel performs on another."""
 
     demand: Demand
     table: Path
@@ -398,12 +399,12 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
 def specify_guarantees(
     demand: Demand, table: Path | None, *, data: str | None = None, transfer_to: Path | None = None
 ) -> SpecifyAnswer:
-    """Return which configurations in the results ``table`` meet ``demand``, the user's limits (None: the table of the
-    newest comparison under ``runs``).
+    """Return which configurations in a table of results meet ``demand``, the user's limits.
 
-    ``data`` restricts the answer to one data set; ``transfer_to`` is a second table, on which each chosen configuration
-    is looked up. Only epsilons that may be published are used. SpecifyError without a table, for a demand without
-    limits, and if there is no finished run or no other data set to transfer to.
+    ``table`` is the file of the results; None: that of the newest comparison under ``runs``. ``data`` restricts the
+    answer to one data set; ``transfer_to`` is a second table, on which each chosen configuration is looked up. Only
+    epsilons that may be published are used. SpecifyError without a table, for a demand without limits, and if there is
+    no finished run or no other data set to transfer to.
     """
     for option, path in (("--frontier", table), ("--transfer", transfer_to)):
         if path is not None and not path.is_file():
@@ -544,7 +545,7 @@ def _notes(point: Point) -> list[str]:
 
 def _transfer_parts(source: Panel, target: Panel, moved: Transfer, notions: Sequence[NotionName]) -> list[Any]:
     """Return the printed lines on how the configuration and the frontier of one data set (``source``) perform on
-    another (``target``); ``moved`` has the numbers."""
+    another (``target``), as measured by :func:`transfer` (``moved``)."""
     if moved.chosen is None:
         lines = ["nothing to choose: no configuration has all objectives defined."]
     elif moved.there is None:

@@ -334,8 +334,8 @@ class _Layer:
 
 
 def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
-    """Return the fixed settings of one section of a sweep (a comparison of methods), and those that the section's grid
-    varies: for each axis of the grid a list, with the settings of each value on this axis."""
+    """Return the settings of one section of a sweep (a comparison of methods): its fixed settings, and a mapping from
+    each axis of its grid to a list, which has the settings of one grid value per item."""
     axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()
@@ -487,7 +487,8 @@ def _fitted_values(method: str, data_json: str) -> Values:
 
 @lru_cache
 def _start(method: str, data_json: str) -> Method:
-    """Return the configuration that `fairpate run --method METHOD --data NAME` starts from."""
+    """Return the configuration from which `fairpate run` with this method and data set starts, before any ``--set``.
+    ``data_json`` is the data set's :class:`DataConfig` as JSON text."""
     name = DataConfig.model_validate_json(data_json).name
     return base.configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
 
@@ -525,7 +526,8 @@ def parse_sweep(values: Values) -> SweepConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFolder:
-    """The folder of one sweep (a comparison of methods): the paths in it, and the rows of its cells.
+    """The folder of one sweep (a comparison of methods): the paths in it, and the result rows of its cells (one method
+    with its settings, data set and seed each).
 
     ``publish_unprotected``: results without privacy are included in the public table.
     """
@@ -597,8 +599,8 @@ class SweepFolder:
 
 
 def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
-    """Create the folder ``root`` for a sweep, or reopen that of an earlier sweep; results that are found there by the
-    digest of their configuration are used again. Return the paths in it.
+    """Create the folder ``root`` for a sweep, or reopen the folder of an earlier sweep, and return the paths in it.
+    Results in the folder stay there, so that a configuration that has finished need not run again.
 
     RunDirectoryError for a folder that holds something else.
     """

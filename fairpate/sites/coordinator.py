@@ -46,9 +46,10 @@ RawBody = Annotated[bytes, Depends(_body)]
 class CoordinatorSums:
     """Computes the noisy sums of a release together with the sites, which send their messages to its HTTP application.
 
-    An object of this class is called once for each sum in the plan's order, and waits for the sites. A sum has several
-    steps, in each of which every site sends one message. ``wait_s`` is how long a step waits for missing sites before
-    the sum continues without them. If too few sites answer in one step, the plan has ended for good.
+    ``plan`` (the file on which all parties agree) lists the sums. An object of this class is called once for each sum,
+    in this order, and waits for the sites. A sum has several steps, in each of which every site sends one message.
+    ``wait_s`` is how long a step waits for missing sites before the sum continues without them. If too few sites answer
+    in one step, the release is given up, and its plan cannot be used again.
     """
 
     def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
@@ -65,7 +66,8 @@ class CoordinatorSums:
         self._done: set[int] = set()
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
-        """Wait for the sites and return the noisy sum of their tables. SumError if the plan has ended.
+        """Wait for the sites and return the noisy sum of their tables. SumError if too few sites answer in time, now or
+        in an earlier call.
 
         Arguments are those of :class:`fairpate.methods.base.NoisySum`; ``exact_RW``, the coordinator's own table, must
         be all zeros.
@@ -134,7 +136,7 @@ class CoordinatorSums:
         return app
 
     def plan(self) -> Response:
-        """Answer a request for the plan with the bytes of its file."""
+        """Answer with the bytes of the plan's file, which states the sums, their noise and the sites."""
         return _bytes(self._plan.content)
 
     def embedding(self) -> Response:
@@ -236,12 +238,13 @@ class CoordinatorSums:
 def serve(
     plan_file: Path, settings: HttpSettings, *, reporter: Reporter, wait_s: float = 3600.0, **party: Any
 ) -> RunDirectory:
-    """Coordinate the sums of the plan in ``plan_file``, train a model on them, and return the run folder with statement
-    and report.
+    """Coordinate the noisy sums over sites that the plan in ``plan_file`` states, train a model on them, and return the
+    run folder with privacy statement and report.
 
-    The embedding is read from the file next to the plan; ``party`` are the coordinator's files and settings, arguments
-    of :func:`fairpate.sites.plan.config_of`. ``wait_s`` as in :class:`CoordinatorSums`. PlanError and ConfigError for
-    files that do not match, ServiceError for an address that cannot be used, SumError if the plan ends without its sum.
+    If the plan has an embedding, it is read from the file next to the plan. ``party`` are the coordinator's own files
+    and settings, as arguments of :func:`fairpate.sites.plan.config_of`. ``wait_s`` as in :class:`CoordinatorSums`.
+    PlanError or ConfigError for files that do not match, ServiceError for an address that cannot be used, SumError if
+    a sum fails, for example because too few sites took part.
     """
     from fairpate.run.run import run_method
 

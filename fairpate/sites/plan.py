@@ -49,8 +49,8 @@ class JournalError(UserError):
 
 
 class PlanError(UsageError):
-    """A plan, a roster (the file of sites' public keys) or a key cannot be used; the message names the file or field
-    and the remedy."""
+    """A plan (the file with the terms of a release over sites), a roster (the file of the sites' public keys) or a key
+    cannot be used; the message names the file or field and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,13 @@ class PlannedSum:
 
 @dataclass(frozen=True, kw_only=True)
 class SitePlan:
-    """The plan of a release over sites, the same for all parties. ``content`` are the bytes of its file.
+    """The plan of a release from the records of several sites: the terms on which all parties agree. ``content`` are
+    the bytes of its file.
 
-    ``settings`` are the method's configuration without paths; ``events`` have the form that privacy statements use;
+    ``settings`` are the method's configuration without paths; ``events`` are the release's privacy events, as JSON;
     ``public_arrays`` and ``embedding`` are digests; ``sites`` maps names of sites to public keys, in order.
-    ``test_events`` give the cost of a last sum over test records, which no other sum reads; it is empty if the plan has
-    no such sum.
+    ``test_events`` are the privacy events of a last sum over test records, which are read by no other sum; it is empty
+    if the plan has no such sum.
     """
 
     id: str
@@ -183,8 +184,8 @@ class SitePlan:
 
 
 def public_keys(text: str, field: str) -> PublicKeys:
-    """Parse a site's public keys from ``text``, as :func:`key_text` writes them. PlanError for other text; its message
-    names ``field``, where the text was given."""
+    """Parse a site's public keys from ``text``, as :func:`key_text` writes them. PlanError for other text. The error's
+    message begins with ``field``, the name of the field that contains the text."""
     try:
         found = bytes.fromhex(text)
         return PublicKeys(signing=found[:32], sealing=found[32:])
@@ -195,8 +196,8 @@ def public_keys(text: str, field: str) -> PublicKeys:
 
 
 def read_plan(content: bytes, where: str) -> SitePlan:
-    """Parse a plan from ``content``, the bytes of its file. PlanError if it is not a valid plan; its message names
-    ``where`` the bytes come from."""
+    """Parse a plan, the terms of a release over sites, from ``content``, the bytes of its file. PlanError if it is not
+    a valid plan. The error's message begins with ``where``, the source of the bytes."""
     try:
         values = json.loads(content)
         if values.pop("format") != FORMAT:
@@ -209,7 +210,8 @@ def read_plan(content: bytes, where: str) -> SitePlan:
 
 
 def embedding_file(plan_file: Path) -> Path:
-    """Return the path of the file with a plan's embedding: next to the plan, with another suffix."""
+    """Return the path of the file with a plan's embedding (the network that maps all records to features): next to the
+    plan, with another suffix."""
     return plan_file.with_suffix(".safetensors")
 
 
@@ -265,8 +267,8 @@ def read_roster(path: Path) -> dict[str, str]:
 
 
 def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
-    """Run the release of ``config`` on public records only; return its unit, its events, its sums and a digest of its
-    public arrays, as a plan states them.
+    """Run the release of ``config`` on public records only, to find out what a plan has to state about it: its unit,
+    its privacy events, its sums and a digest of its public arrays. Return these as the fields of a plan.
 
     ConfigError for a method whose sums cannot be computed over sites.
     """
@@ -325,8 +327,8 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
 def make_plan(
     config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int, reporter: Reporter
 ) -> tuple[SitePlan, bytes | None]:
-    """Return a new plan for ``sites``, which maps names to public keys, and the bytes of the embedding's file if all
-    records are embedded (else None). No private record is read.
+    """Return a new plan, the terms of a release over ``sites`` (a mapping from names to public keys), and the bytes of
+    the embedding's file if all records are embedded (else None). No private record is read.
 
     ``may_vanish`` and ``may_collude``: how many sites may vanish, and how many may collude with the coordinator.
     DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError if the numbers
@@ -362,11 +364,12 @@ def make_plan(
 def config_of(
     plan: SitePlan, declaration: Path, *, data_dir: Path | None = None, out: Path | None = None, own: Sequence[str] = ()
 ) -> ReleasingMethod:
-    """Return the plan's configuration with the paths of one party's files, and with ``own``, its settings
-    ``ray.FIELD=VALUE`` for workers.
+    """Return the configuration of the method that ``plan`` names, with the paths of one party's files and with ``own``,
+    the party's settings ``ray.FIELD=VALUE`` for its workers.
 
-    PlanError for a declaration other than the plan's, and for a setting in ``own`` other than those of ``ray``.
-    ConfigError for a plan that names code which the operator has not allowed.
+    ``declaration`` is the YAML file that describes the data set. PlanError if it is not the one that the plan names,
+    or if ``own`` has a setting other than those of ``ray``. ConfigError for a plan that names code which the operator
+    has not allowed.
     """
     from fairpate.methods.base import ReleasingMethod, configured, find_method, require_trusted
 
@@ -389,8 +392,8 @@ def config_of(
 
 
 def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
-    """Return a function that loads one party's data set and applies the plan's ``embedding``. PlanError if
-    ``embedding`` is not the content of the file that the plan names.
+    """Return a function that loads one party's data set and applies the plan's ``embedding`` (None: no embedding) to
+    all records. PlanError if ``embedding`` is not the content of the file that the plan names.
 
     ``has_private`` is False for the coordinator, which has no private records.
     """
@@ -419,8 +422,8 @@ def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> 
 
 
 def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
-    """Raise PlanError unless a rehearsal by this party (the method run without private records) gives the sums, events,
-    unit and public arrays that the plan states."""
+    """Raise PlanError unless a rehearsal by this party (the method run without private records) gives the sums, privacy
+    events, unit and public arrays that ``plan``, the agreed terms of the release, states."""
     stated = json.loads(plan.content)
     # A plan of fewer events than sums, or of less noise, would price too little.
     for name, here in rehearse(config, dataset).items():
@@ -433,8 +436,8 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Journal:
-    """The durable store in which one party of a plan keeps what it sent and decided, a file that only its owner can
-    read. A stored value is never replaced.
+    """The durable store in which one party of a release over sites keeps what it sent and decided. It is a file that
+    only its owner can read. A stored value is never replaced.
 
     Every value is on the disk when :meth:`setdefault` returns. JournalError if that fails.
     """

@@ -65,13 +65,13 @@ _SEALED = 12 + 2 * _SHARE + 16  # nonce, two shares, tag
 
 
 class SumError(UserError):
-    """A noisy sum over sites failed: a message does not match the plan or an earlier message, or the sum cannot be
-    unmasked."""
+    """A noisy sum over sites failed: a message does not match the plan (the agreed terms) or an earlier message, or the
+    sum cannot be unmasked."""
 
 
 class LateError(SumError):
-    """A site's message came after the coordinator closed the list of sites that sent this kind, or differs from an
-    earlier one; the sum continues without it."""
+    """A site's message came after its step of the protocol had ended, or differs from the message that the site sent
+    earlier for this step; the sum continues without it."""
 
 
 class Store(Protocol):
@@ -206,8 +206,8 @@ class Draw:
         return _tag(self.plan, self.number, purpose, places)
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
-        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text`` for the step ``purpose``. For
-        `hello`, the key for masks with which ``text`` begins must be usable, too."""
+        """Raise SumError unless ``signature`` is site ``place``'s signature of ``text`` for the step ``purpose``. In
+        the step `hello`, ``text`` begins with the site's public mask key, which must be usable too."""
         if not self.sites[place].signed(signature, self.tag(purpose, place) + text):
             raise SumError(
                 f"Site {place}: its message '{purpose}' has no valid signature for this plan, sum and list of "
@@ -221,8 +221,8 @@ class Draw:
         return bytes(place in places for place in range(len(self.sites)))
 
     def parts(self, message: bytes, size: int, *, least: int = 0) -> dict[int, bytes]:
-        """Split a message of the coordinator, a list of sites as :meth:`flags` encodes it, followed by ``size`` bytes
-        for each listed site; return these bytes by site.
+        """Split a message of the coordinator, and return a mapping from site to bytes. The message is a list of sites,
+        as :meth:`flags` encodes it, followed by ``size`` bytes for each listed site.
 
         SumError for a damaged list, and for a list of fewer than ``least`` sites.
         """
@@ -337,8 +337,8 @@ class Site:
     def agreed(self, survivors: bytes) -> bytes:
         """Sign ``survivors``, the list of sites that sent masked numbers, and return the signature.
 
-        SumError for a second, different list, and for a list that must not be unmasked: with too few sites, without
-        this site, or with sites that had another list of participants.
+        SumError if the site has signed a different list before. SumError also for a list whose sum must not be
+        unmasked: one with too few sites, without this site, or with sites that had another list of participants.
         """
         draw = self._draw
         heads, _ = self._members(self._stored("members"))
@@ -358,8 +358,9 @@ class Site:
         return self._signed("agreed", draw.digest(heads, survivors))
 
     def shares(self, agreement: bytes) -> bytes:
-        """Return the site's last message, which has one Shamir share for each participant: of the seed of the
-        participant's own mask if it survived (sent masked numbers), of the seed of its mask key if it vanished.
+        """Return the site's last message, which has one Shamir share of a secret of each participant. For a participant
+        that survived (sent masked numbers), the secret is the seed of its own mask; for one that vanished, it is the
+        seed of its mask key.
 
         SumError unless ``agreement`` has the signatures of ``threshold`` survivors for the list of survivors that this
         site signed.
@@ -665,10 +666,10 @@ def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
 
 
 def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
-    """Yield candidates for one secret, each reconstructed from ``threshold`` of the Shamir ``shares`` (by their
-    holders' positions in the plan).
+    """Yield candidates for one secret, each reconstructed from another choice of ``threshold`` Shamir shares.
 
-    If all shares are right, the first candidate is right.
+    ``shares`` maps the holders' positions in the plan to their shares. If all shares are right, the first candidate is
+    right; otherwise a later one may be.
     """
     holders = sorted(shares)
     # Shifted by one holder at a time, so that one wrong share, or several side by side, are left out.

@@ -76,7 +76,7 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
 
     Records are distributed at random or by ``by``, a column of the publisher's table, whose values are assigned to
     sites in turn, the most frequent first; ``COLUMN:N`` uses the first N characters of a value. ConfigError for a
-    column with fewer values than sites, and for pictures as pixels.
+    column with fewer values than sites, and for pictures whose features are pixels.
     """
     codebook = CODEBOOKS / f"{data.name}.yaml"
     path = data.declaration.path if data.declaration else codebook
@@ -101,8 +101,8 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
 
 
 def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]]:
-    """Read a declared table: return its rows as text, by part of the data set (such as the test records), and its
-    declaration without the fields about files."""
+    """Read the table that the YAML declaration ``path`` describes. Return its rows as text, by part of the data set
+    (such as the test records), and the declaration without its fields about files."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
     # Read all columns: records may be dealt by one that is not a feature.
@@ -140,14 +140,15 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
 
 
 def _person_column(declared: Mapping[str, Any]) -> str:
-    """Return the name of the column of person ids in a declaration; empty for a table without person ids."""
+    """Return the name of the column of person ids in ``declared``, the description of a table; empty for a table
+    without person ids."""
     person = declared.get("person")
     return (person["column"] if isinstance(person, Mapping) else person) or ""
 
 
 def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     """Return the records of a data set as tables of numbers, by part of the data set (such as the test records), and a
-    declaration of these tables."""
+    declaration (a description as in a YAML file) of these tables."""
     if dataset.kind == "image":
         raise ConfigError(
             f"data.options.features: {dataset.name} are pictures; set oriented_gradients, as sites exchange no pixels."

@@ -66,8 +66,8 @@ List = Literal["members", "survivors", "agreement", "sum"]
 
 
 class CoordinatorError(UserError):
-    """The coordinator of a plan cannot be reached, refuses a message, or ended the plan; the message says what to
-    do."""
+    """The coordinator of a release over sites cannot be reached, refuses a message, or ended the release; the message
+    says what to do."""
 
 
 class CoordinatorClient:
@@ -141,7 +141,8 @@ class CoordinatorClient:
 
 
 class PlanEndedError(CoordinatorError):
-    """The coordinator ended the plan before its sums were known. Costs that a site was charged stay charged."""
+    """The coordinator gave up the release over sites before all noisy sums were known. Costs that a site was charged
+    stay charged."""
 
 
 def _words(reply: httpx.Response) -> str:
@@ -152,12 +153,12 @@ def _words(reply: httpx.Response) -> str:
 
 
 class Messenger:
-    """The part of a site that needs no records: it asks the operator, keeps the site's journal of sent messages, and
-    talks to the coordinator.
+    """The part of a site that needs no records: it asks the operator for consent, keeps the site's journal of sent
+    messages, and talks to the coordinator.
 
-    :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
-    When :func:`take_part` starts again, sums and a model that are known already are returned without waiting.
-    ``source`` draws the site's noise; None: from the operating system's entropy.
+    :func:`take_part` calls ``agree``, ``begin``, then ``sum`` for each sum in the plan's order, ``model`` and
+    ``leave``. If :func:`take_part` is started again, the sums and the model that are known already are returned without
+    waiting. ``source`` draws the site's noise; None: from the operating system's entropy.
     """
 
     def __init__(
@@ -184,12 +185,13 @@ class Messenger:
         return self.has_agreed
 
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
-        """Open the site's journal in the file ``path``; return whether an earlier process began to charge the plan.
+        """Open the site's journal in the file ``path``; return whether an earlier process began to charge the
+        plan, the agreed terms of the release.
 
-        ``charge`` charges the whole plan to the site's odometer, the total cost of all releases on its records. In the
-        folder ``begun``, next to the odometer, a file is named by the id of the journal that this site uses for the
-        plan. ``records`` is a digest of the site's private records. SumError if the site began the plan with another
-        journal or with other records.
+        ``charge`` charges the whole plan to the site's odometer, the total cost of all releases on its records.
+        ``begun`` is a folder next to the odometer, in which an empty file is named after the journal that this site
+        uses for the plan: a second journal is refused. ``records`` is a digest of the site's private records. SumError
+        if the site began the plan with another journal or with other records.
         """
         if not self._has_begun:
             self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
@@ -370,8 +372,8 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
 
 
 def in_processes(part: Part, messenger: Messenger) -> Path | None:
-    """Run :func:`take_part` in one process after another, and return its result. None of these processes runs while
-    ``messenger`` waits for other sites, so that little memory is used."""
+    """Run :func:`take_part` in a separate process, and return its result. To save memory, the process is ended while
+    ``messenger`` waits for other sites; then a new process starts :func:`take_part` again, which continues."""
     # Spawned, not forked: a copy of this process would hold its connections and its journal.
     context = get_context("spawn")
     while True:
@@ -456,16 +458,16 @@ def join(
     ca: str | None = None,
     **party: Any,
 ) -> Path | None:
-    """Take part in the plan of the coordinator at ``url``; return the run folder with the results, or None if the
-    operator did not agree.
+    """Take part, as one site, in the release over sites that the coordinator at ``url`` plans. Return the run folder
+    with the results, or None if the operator did not agree.
 
     ``key`` is the file of this site's private keys. ``agree`` gets a text that says what leaves the site and what it
     costs, and returns whether the operator agrees. ``digest`` is the digest of the only plan to accept (None: any).
     The further arguments ``party`` are this site's files and settings (:func:`fairpate.sites.plan.config_of`).
 
     PlanError, ConfigError or DataError if plan, key and records do not match. LimitReachedError if the site's odometer
-    (the total cost of its releases) has no room for the plan. CoordinatorError or SumError if the plan ends without a
-    sum. ComputingError if the process that computes the site's tables was killed. Only these last three may be raised
+    (the total cost of its releases) has no room for the plan. CoordinatorError or SumError if the release is given
+    up. ComputingError if the process that computes the site's tables was killed. Only these last three may be raised
     after the plan was charged or a message was sent.
     """
     own_key = plans.read_key(key)  # before the coordinator is waited for
@@ -485,8 +487,8 @@ def join(
 
 
 def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
-    """Run the plan's method without private records to check the plan, compute this site's tables, and write the
-    results to a run folder. Return this folder, or None if the operator did not agree."""
+    """Take part in a plan as one site: check the plan by a rehearsal without private records, compute this site's
+    tables, and write the results to a run folder. Return this folder, or None if the operator did not agree."""
     from fairpate.methods.base import price
     from fairpate.methods.pate import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
@@ -567,7 +569,8 @@ def measurable(run: RunDirectory, dataset: Dataset) -> Student:
 
 def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
     """Return the text that a site's operator has to agree to: what leaves the site, who receives it, and what it
-    costs. ``place`` is the site's position in the plan; ``cost`` is what each record or person at the site pays."""
+    costs. ``place`` is the site's position in the plan; ``cost`` is the privacy cost of each record or person
+    at the site."""
     of_test = len(plan.sums) - bool(plan.test_events)
     numbers, tested = (
         " and ".join(f"{each.rows} x {each.columns}" for each in some)

@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
 
 from aggregator.session import VotesUnavailableError
-from fairpate.http_server import Buckets, JsonLines, RequestRate, TlsFiles, open_private, tracer_to
+from fairpate.http_server import Buckets, JsonLines, PrivateFile, RequestRate, TlsFiles, tracer_to
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 
@@ -273,7 +273,7 @@ def test_a_new_certificate_is_used_without_a_restart_and_a_bad_one_is_not(servic
 
 def test_a_log_file_is_readable_by_its_owner_alone(tmp_path):
     path = tmp_path / "new.jsonl"
-    open_private(path).close()
+    PrivateFile(path).close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 

@@ -256,7 +256,7 @@ def test_a_table_s_noisy_counts_come_back_after_a_restart(tmp_path: Path) -> Non
     assert np.abs(np.array(released.counts) - table[0]).max() < 6 * 30
     with Ledger(path, TABLE, create=False) as ledger:
         assert session(ledger).ask(query, lambda _: pytest.fail("asked again")) == (released,)
-        assert [(charge.group, charge.label) for charge in ledger.charges] == [(0, released.label)]
+        assert [(charge.group, charge.outcome.label) for charge in ledger.charges] == [(0, released.label)]
     one_table = accountant.epsilon_pld([VoteTables(count=1, noise_stddev_votes=30.0)], target_delta=1e-5)
     assert audit.verify(path).epsilon_submitted == one_table
 

@@ -31,7 +31,7 @@ FORM = form_of(
         ]
     )
 )
-WIDTH = len(FORM.codes)
+WIDTH = sum(map(len, FORM.columns.values()))
 TABLE = PublicPool(
     features=np.random.default_rng(1).random((300, WIDTH)).astype(np.float32),
     groups_N=np.arange(300) % 2,

@@ -41,7 +41,7 @@ def test_what_was_stored_is_there_for_the_next_writer_and_for_readers(place):
     with Ledger(place, TERMS, create=False) as ledger:
         assert (ledger.charged_to["alice"], ledger.limits["alice"].max_queries) == (3, 7)
     rows = audit.rows(place)
-    assert [(row.key, row.verdict, row.asker.caller) for row in rows] == [
+    assert [(row.key, row.to_json()["verdict"], row.asker.caller) for row in rows] == [
         ("first", "answer", "alice"),
         ("second", "answer", "alice"),
         ("open", "open", "alice"),

@@ -133,7 +133,7 @@ def require_all_charged(url: str, place: str, heard: dict[int, dict]) -> None:
     assert replies(url, list(heard)) == heard
     assert httpx.get(f"{url}/v1/budget", timeout=30).json()["queries_submitted"] == charged
     assert audit.verify(place).reservations == charged
-    assert {reply["key"] for reply in heard.values()} <= {row.key for row in audit.rows(place) if row.verdict != "open"}
+    assert {reply["key"] for reply in heard.values()} <= {row.key for row in audit.rows(place) if row.outcome}
 
 
 def node_of_the_service(cluster: Cluster):

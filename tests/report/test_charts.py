@@ -22,7 +22,7 @@ def blocks(drawing: str, color: str) -> list[tuple[float, float]]:
 
 def test_histogram_blocks_are_as_high_as_their_counts() -> None:
     drawing = run_page.histogram(
-        [0, 1, 2], {"answered": [4, 0], "confidence": [2, 1]}, x_label="x", y_label="y", title="t", ticks=[1]
+        [0, 1, 2], {"answered": [4, 0], "confidence": [2, 1]}, x_label="x", title="t", ticks=[1]
     )
     (four,), (two, one) = (blocks(drawing, color) for color in ("answered", "confidence"))
     ends = [four, two, one]

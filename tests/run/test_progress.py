@@ -41,13 +41,12 @@ def clock(monkeypatch):
     return found
 
 
-def test_the_time_left_follows_from_the_pace_since_the_first_report():
-    now = [100.0]
-    pace = Pace(clock=lambda: now[0])
+def test_the_time_left_follows_from_the_pace_since_the_first_report(clock):
+    pace = Pace()
     assert pace.left(500, 1000) == ""  # found done
-    now[0] += 10
+    clock.now += 10
     assert pace.left(600, 1000) == "about 40 s left"  # 400 steps at 10 a second
-    now[0] += 10
+    clock.now += 10
     assert pace.left(1000, 1000) == "about 0 s left"
     assert pace.left(1, 7) == ""  # other steps begin
 
