@@ -372,8 +372,8 @@ def test_overrides_reach_grids(tmp_path: Path) -> None:
     assert sweep.seeds == (1, 2)
 
 
-# The cells of most of those that a page quotes are read by tests/deploy/test_quoted_results.py in `make test` too.
-UNQUOTED = ("color_mnist", "fermi_attribute_odds")
+# Large ones; and the cells of most of those that a page quotes are read by tests/deploy/test_quoted_results.py too.
+SLOW = ("color_mnist", "frontier", "cluster")
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ UNQUOTED = ("color_mnist", "fermi_attribute_odds")
         pytest.param(
             path,
             id=path.stem,
-            marks=pytest.mark.slow if path.parent.name == "paper" and path.stem not in UNQUOTED else (),
+            marks=pytest.mark.slow if path.parent.name == "paper" or path.stem in SLOW else (),
         )
         for path in SWEEPS
     ],

@@ -242,6 +242,7 @@ def test_a_cell_is_what_the_run_command_computes(method: str, trained: Compariso
         assert getattr(row.record, field) == record[field], field
 
 
+@pytest.mark.slow
 def test_votes_that_cannot_be_had_fail_the_cells_that_need_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

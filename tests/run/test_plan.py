@@ -274,7 +274,7 @@ def test_methods_say_their_family_what_they_need_and_when_to_take_them(fairpate)
     assert "take for  records for hundreds of teachers" in words
 
 
-@pytest.mark.parametrize("method", ["pate", "private_knn"])
+@pytest.mark.parametrize("method", ["pate", pytest.param("private_knn", marks=pytest.mark.slow)])
 def test_a_share_that_is_kept_leaves_room_for_later_queries_within_the_target(tmp_path: Path, method: str) -> None:
     own = ("noise=os_entropy", "aggregator.num_queries=70")
     alone = config_of(method, tmp_path, *own)

@@ -596,7 +596,7 @@ def test_the_ratio_of_a_group_to_itself_has_no_error() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "count", "gaps", "times"),
     [
-        ("two", 3000, 80, ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"), 1.25),
+        ("two", 3000, 40, ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"), 1.25),
         pytest.param(
             *("four", 1600, 400, ("dp_one_vs_rest", "accuracy_parity", "equal_opportunity", "impact_ratio"), 1.3),
             marks=pytest.mark.slow,

@@ -288,6 +288,7 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
     assert all(receipt is not None and receipt.events == expected.events for receipt in receipts)
 
 
+@pytest.mark.slow
 def test_parties_that_were_killed_before_the_table_of_metrics_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_checkpoint_is_named_by_the_files_content_not_its_place(file: Path, tm
     assert content(copy) != names[0]
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_heads_is_one_block_of_small_checkpoints(file: Path, tmp_path: Path) -> None:
     spec, generator = spec_of(file, trainable="head"), torch.Generator().manual_seed(5)
     y = torch.randint(0, CLASSES, (24,), generator=generator)
