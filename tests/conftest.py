@@ -401,7 +401,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files that ask for Ray share two workers, and the cluster's one: another Ray would idle and fill memory."""
+    """Files that ask for Ray share one worker, or two with the campaigns, and the cluster's one: another Ray would idle
+    and fill memory."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -410,8 +411,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             if _says(config.rootpath / file, "ray_session"):
-                # One worker would take longer than all others: runs are two thirds of it.
-                return "runs on ray" if file.startswith("tests/run/") else "ray"
+                # With the campaigns one worker would take longer than all others: runs are two thirds of it.
+                has_campaigns = config.getoption("markexpr") != "not slow"
+                return "runs on ray" if has_campaigns and file.startswith("tests/run/") else "ray"
             # What takes seconds to import is imported once.
             if _says(config.rootpath / file, "resnet18"):
                 return "torchvision"

@@ -133,7 +133,6 @@ def test_a_finished_run_would_spend_nothing_more(finished, fairpate) -> None:
 def test_a_run_says_before_it_begins_what_it_spends_and_what_was_spent(fairpate, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     fast = ("--set", "student.fit.epochs=1", "--epsilon", "1.3", "--data", "color_digits")
-    fast += ("--set", "weighted_votes.embedding={num_components: 20, graph_share: 0}")
 
     def spends(*words: str) -> list[str]:
         code, _, errors = fairpate("run", "--method", "weighted_votes", *fast, *words)
@@ -145,7 +144,7 @@ def test_a_run_says_before_it_begins_what_it_spends_and_what_was_spent(fairpate,
     assert spends("--out", "first") == []  # released already
     assert spends("--out", "of-first", "--release-of", "first") == []
     assert fairpate("ledger", "limit", "color_digits", "--epsilon", "9")[0] == 0
-    (line,) = spends("--out", "second", "--set", "data.seed=1")
+    (line,) = spends("--out", "second", "--set", "seed=1")
     assert line.startswith(f"{most}; so far 1 release at ε = 1.3")
     assert line.endswith(" per record, limit 9.00")
     assert spends("--out", "seeded", "--set", "noise=seeded") == []

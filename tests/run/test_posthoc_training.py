@@ -118,7 +118,7 @@ def test_f_ld_learns_several_classes_from_reports(tmp_path: Path) -> None:
     [
         ("dp_postprocessing", ["public_data.self_label=mlp"], "public_data.self_label: .* leave it out"),
         ("dp_oracle_learner", ["public_data.calibration={}"], "public_data.calibration"),
-        ("dp_oracle_learner", ["student.model.name=mlp"], "student.model.name: .* got mlp; set it to logistic"),
+        ("dp_oracle_learner", ["student.model.name=mlp"], "student.model.name: .* got mlp; set logistic"),
         ("randomised_response", ["target.relation=add or remove one"], "target.relation: .* leave it out"),
         ("dp_oracle_learner", [], "data.name: .* color_digits has 10"),
         ("randomised_response", [], "data.name: .* color_digits has 10"),

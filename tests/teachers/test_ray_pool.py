@@ -149,7 +149,7 @@ def test_what_is_added_up_is_the_sum_whoever_counted_it(two_actors: RayPool) -> 
         assert (len(done), done[-1], total.dtype) == (20, 2**20 - 1, np.uint16)
         np.testing.assert_array_equal(total, np.full(num_values, 190))
         np.testing.assert_array_equal(BlockPool().sum(counts, num_values, range(20)), total)
-    with pytest.raises(ValueError, match="expected at least one"):
+    with pytest.raises(ValueError, match="Expected at least one"):
         two_actors.sum(counts, 1, [])
 
 
