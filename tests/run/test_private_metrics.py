@@ -690,9 +690,7 @@ def test_a_bundle_shows_that_metrics_are_those_of_the_priced_table(bundle: Path,
     assert any(each.startswith("epsilon: recomputed") for each in differs)
 
 
-def test_a_reject_option_is_simulated_after_the_table_and_a_bundle_shows_that_other_orders_follow_from_it(
-    clinic: Dataset, tmp_path: Path
-) -> None:
+def test_a_reject_option_is_simulated_after_the_table_and_a_bundle_shows_it(clinic: Dataset, tmp_path: Path) -> None:
     done = run(tmp_path / "run", clinic, "student.idp3={max_disparity: 0.05, min_count: 20}")
     found = read_json(done.metrics)
     assert found["coverage"] == 1

@@ -181,7 +181,7 @@ def test_a_choice_belongs_to_its_release_and_to_models_as_they_are_pinned(
         select_settings(candidates, epsilon=3.0, out=tmp_path / "a", reporter=QUIET)
 
 
-def test_only_the_chosen_settings_state_the_choice_whose_epsilon_is_the_runs_where_it_is_dearer_than_the_release(
+def test_only_the_chosen_settings_state_the_choice_which_may_be_dearer_than_the_release(
     candidates: list[Any], tmp_path: Path
 ) -> None:
     chosen = read_statement(select_settings(candidates, epsilon=3.0, out=tmp_path, reporter=QUIET))
