@@ -60,18 +60,8 @@ from fairpate.config import RayConfig
 from fairpate.data.dataset import whole_persons
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
 from fairpate.types import IntArray, torch
-from teachers.ensemble import (
-    ArrayWeights,
-    BlockFunction,
-    BlockPool,
-    CountTask,
-    Ensemble,
-    PoolError,
-    VoteArray,
-    checked_votes,
-    count_block,
-    tensors_of,
-)
+from teachers import ensemble as ensembles
+from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, VoteArray, count_block
 
 Coordinates = npt.NDArray[np.int32]
 Nearest = npt.NDArray[np.void]
@@ -742,8 +732,8 @@ class ServingTeachers(_ServingActors):
         self._num_teachers = ensemble.num_teachers
         spec, device = ensemble.spec, "cuda" if config.num_gpus else "cpu"
 
-        def counter(sources: Sequence[str | ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
-            blocks = [tensors_of(source) for source in sources]
+        def counter(sources: Sequence[str | ensembles.ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
+            blocks = [ensembles.tensors_of(source) for source in sources]
             return lambda queries: np.sum(
                 [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
             )
@@ -754,7 +744,7 @@ class ServingTeachers(_ServingActors):
         """Return ``votes_QC`` of all teachers on the queries' features (Q, ...). PoolError unless all teachers voted in
         time."""
         votes_QC: VoteArray = np.sum(self.ask(queries, timeout_s=_VOTE_TIMEOUT_S, what="teachers voted"), axis=0)
-        return checked_votes(votes_QC, self._num_teachers)
+        return ensembles.checked_votes(votes_QC, self._num_teachers)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -35,16 +35,7 @@ import numpy.typing as npt
 from aggregator import audit
 from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
-from aggregator.session import (
-    AggregatorSession,
-    BudgetStatus,
-    CountVotes,
-    Query,
-    Question,
-    QuotaExceededError,
-    Quotas,
-    Reply,
-)
+from aggregator.session import AggregatorSession, BudgetStatus, Query, Question, QuotaExceededError, Reply
 from aggregator.store import DeposedError, LedgerError, UnreachableError
 from fairpate.http_server import KnownCaller, Reason
 from fairpate.privacy import accountant
@@ -479,8 +470,8 @@ class Batcher:
     writer: Writer
     health: Readiness
     _: KW_ONLY
-    count_votes: CountVotes
-    quotas: Quotas
+    count_votes: sessions.CountVotes
+    quotas: sessions.Quotas
     answer_step_s: float
     own_limits: Callable[[], Mapping[str, OwnLimit]] = dict
     on_group: Callable[[], None] = lambda: None

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
+from divergences import delta_at
 from method_kinds import quick_and_slow
 
 from fairpate.privacy import accountant, mechanism_events
@@ -82,7 +83,7 @@ def priced(event: Event) -> FloatArray:
     """The divergence at EPSILONS that the accountant grants."""
     distribution = event_pld(event, 1e-3)
     assert distribution is not None
-    return np.array([distribution.delta_at(epsilon) for epsilon in EPSILONS])
+    return np.array([delta_at(distribution, epsilon) for epsilon in EPSILONS])
 
 
 def largest_divergence(with_one: FloatArray, without: FloatArray, epsilon: float) -> float:

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import pytest
+from divergences import delta_at
 from method_kinds import quick_and_slow
 
 from fairpate.privacy.accountant import event_pld
@@ -129,7 +130,7 @@ def test_no_neighbour_of_a_small_data_set_tells_more_than_is_priced(count: int) 
     for others, (place, label, _) in itertools.product(itertools.combinations(kinds, 2), kinds):
         p, q = told([*others, (place, label, "one")], count), told(others, count)
         for epsilon in (0.0, 0.1, 0.5, 1.0):
-            bound = event.delta_at(epsilon)
+            bound = delta_at(event, epsilon)
             for left, right in ((p, q), (q, p)):
                 divergence = np.maximum(left - math.exp(epsilon) * right, 0).sum()
                 assert divergence <= bound + 1e-4
