@@ -244,10 +244,12 @@ class DataConfig(Section):
 
     refused: ClassVar[Refused] = {
         # A hash decides record by record, so that no number of records can be set.
-        f"Expected split.{part}_share with a hashed split, got num_{part}={{0.num_{part}}}; leave it out.": (
-            lambda data, part=part: data.split is not None and getattr(data, f"num_{part}") is not None  # type: ignore[misc]
-        )
-        for part in ("test", "validation")
+        "Expected split.test_share with a hashed split, got num_test={0.num_test}; leave it out.": lambda data: (
+            data.split is not None and data.num_test is not None
+        ),
+        "Expected split.validation_share with a hashed split, got num_validation={0.num_validation}; leave it out.": (
+            lambda data: data.split is not None and data.num_validation is not None
+        ),
     }
 
 
@@ -317,7 +319,9 @@ class NetworkConfig(Section):
     @property
     def widths(self) -> tuple[int, ...]:
         """The widths of the hidden layers: the value of ``hidden``, or its default for this architecture."""
-        return self.hidden if self.hidden is not None else (32,) if self.name == "cnn" else (64,)
+        if self.hidden is not None:
+            return self.hidden
+        return (32,) if self.name == "cnn" else (64,)
 
 
 class BackboneConfig(Section):
@@ -723,10 +727,14 @@ class GnmaxConfig(AskedConfig):
 
     # The record allows a standard deviation of 0, for tests; a run without noise would have no price.
     refused: ClassVar[Refused] = {
-        f"Expected 0 < mechanism.{name} <= {MAX_THRESHOLD_VOTES:.0f} in a run, got {{0.mechanism.{name}}}.": (
-            lambda queries, name=name: not 0 < getattr(queries.mechanism, name) <= MAX_THRESHOLD_VOTES  # type: ignore[misc]
-        )
-        for name in ("threshold_stddev_votes", "noise_stddev_votes")
+        f"Expected 0 < mechanism.threshold_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        "{0.mechanism.threshold_stddev_votes}.": lambda queries: (
+            not 0 < queries.mechanism.threshold_stddev_votes <= MAX_THRESHOLD_VOTES
+        ),
+        f"Expected 0 < mechanism.noise_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        "{0.mechanism.noise_stddev_votes}.": lambda queries: (
+            not 0 < queries.mechanism.noise_stddev_votes <= MAX_THRESHOLD_VOTES
+        ),
     }
 
 

@@ -59,7 +59,7 @@ from fairpate.config import expected
 from fairpate.files import file_version
 from fairpate.pages import HEADERS as PAGE_HEADERS
 from fairpate.pages import render
-from fairpate.types import UserError
+from fairpate.types import PACKAGES, UserError
 
 _MAX_FAULTS = 10
 OPEN_PATHS = ("/", "/livez", "/readyz", "/healthz")
@@ -507,7 +507,6 @@ def new_app(
 _REQUESTS = logging.getLogger("fairpate.requests")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = ("GET", "HEAD", "POST")
-_PACKAGES = ("fairpate", "aggregator", "teachers", "student")
 _FIELDS = ("method", "route", "status", "caller", "address", "queries")
 _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
@@ -931,7 +930,7 @@ class HttpServer:
             handler.setFormatter(JsonLines())
             # Other packages log warnings only: they may log what this service must not, such as addresses.
             logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-            for name in _PACKAGES:
+            for name in PACKAGES:
                 logging.getLogger(name).setLevel(logging.INFO)
         if settings.traces and tracer is None:
             tracer = tracer_to()

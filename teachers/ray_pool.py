@@ -59,7 +59,7 @@ import numpy.typing as npt
 from fairpate.config import RayConfig
 from fairpate.data.dataset import whole_persons
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
-from fairpate.types import IntArray, torch
+from fairpate.types import PACKAGES, IntArray, torch
 from teachers import ensemble as ensembles
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, VoteArray, count_block
 
@@ -456,7 +456,6 @@ def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
     return fitting, f"{cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes"
 
 
-_PACKAGES = ("fairpate", "teachers", "aggregator", "student")
 # Two in a row, because one connection may be lost on a busy network.
 _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
@@ -634,7 +633,7 @@ def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iter
 
 def _own_packages() -> list[str]:
     """Return the folders of this project's packages. All are sent to workers, which may need any of them."""
-    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
+    specs = [importlib.util.find_spec(name) for name in PACKAGES]
     return [str(folder) for spec in specs if spec is not None for folder in spec.submodule_search_locations or []]
 
 

@@ -448,10 +448,6 @@ def _check_ray() -> None:
         ray.nodes()
 
 
-# One full request (`MAX_QUERIES_PER_REQUEST`), and one block of the session (`MAX_BLOCK`).
-_MAX_QUERIES_TOGETHER = 1024
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _WaitingRequest:
     """A request with new queries that waits for the ledger's writer, and the future that will receive its replies."""
@@ -506,8 +502,8 @@ class Batcher:
     async def _serve(self) -> None:
         while self._line:
             totals = itertools.accumulate(len(request.questions) for request in self._line)
-            # The first request, and those behind it that fit.
-            count = max(1, sum(total <= _MAX_QUERIES_TOGETHER for total in totals))
+            # The first request, and those behind it that fit into one block of the session: as many as a full request.
+            count = max(1, sum(total <= sessions.MAX_BLOCK for total in totals))
             group, self._line = self._line[:count], self._line[count:]
             self.on_group()
             results: Sequence[Sequence[Reply] | Exception]

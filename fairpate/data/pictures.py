@@ -331,13 +331,22 @@ def load_utkface(request: Request) -> LoadedRecords:
 
 
 def _of_pictures(
-    request: Request, pictures: Pictures, names: Sequence[str], *, mode: Mode = "RGB", **facts: Any
+    request: Request,
+    pictures: Pictures,
+    names: Sequence[str],
+    *,
+    record_id: Sequence[str],
+    y: torch.Tensor,
+    z: torch.Tensor,
+    unit_id: Sequence[str] = (),
+    mode: Mode = "RGB",
+    **facts: Any,
 ) -> LoadedRecords:
-    """Return the records of the pictures ``names``, decoded at the requested size; ``facts`` are fields of
-    :class:`LoadedRecords` and of its records."""
+    """Return the records of the pictures ``names``, decoded at the requested size; ``facts`` are other fields of
+    :class:`LoadedRecords`."""
     pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
-    own = {name: facts.pop(name) for name in ("y", "z", "record_id", "unit_id") if name in facts}
-    return LoadedRecords(kind="image", records=Split(x=pixels.x, **own), mapped=pixels, **facts)
+    records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
+    return LoadedRecords(kind="image", records=records, mapped=pixels, **facts)
 
 
 def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:

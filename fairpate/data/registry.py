@@ -24,7 +24,6 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -545,6 +544,8 @@ def fetch(
 
 
 def _download(file: SourceFile, target: Path, stage: Stage) -> None:
+    import httpx  # here, as every command imports this module and few download
+
     assert file.url is not None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

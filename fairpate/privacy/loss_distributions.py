@@ -184,7 +184,9 @@ def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
     # that decide: they count as infinite.
     beyond, parts = _LITTLE * delta / sum(count for _, count in losses), list(losses)
     for place, (part, count) in enumerate(parts):
-        top = int(np.searchsorted(np.cumsum(part.masses_L[::-1]), beyond, side="right"))
+        from_top_L, size = part.masses_L[::-1], 1024  # the masses that matter here are few: not all are added up
+        while (top := int(np.searchsorted(np.cumsum(from_top_L[:size]), beyond, side="right"))) == size:
+            size *= 64
         if 0 < top < len(part.masses_L):
             infinite = part.infinite + float(part.masses_L[-top:].sum())
             parts[place] = replace(part, masses_L=part.masses_L[:-top], infinite=infinite), count
@@ -600,8 +602,7 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
     """
     if sampling_rate == 1:
         highest = math.ceil(base.largest_loss / interval) + 1
-        epsilons = _grid(interval, -highest, 2 * highest + 1)
-        return symmetric(connected(interval, -highest, _excess(base.divergence, epsilons)))
+        return symmetric(connected(interval, -highest, _symmetric_excess(base.divergence, interval, highest)))
     log_out = math.log1p(-sampling_rate)
     # A sample shifts the largest loss to ln(1 - rate + rate e^loss), and no loss of removing is below ln(1 - rate).
     highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval) + 1
@@ -625,6 +626,13 @@ def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray
     By symmetry its value at -epsilon is e^-epsilon times that at epsilon.
     """
     return np.exp(np.minimum(epsilons, 0.0)) * divergence(np.abs(epsilons)) * (1 + 4 * UNIT)
+
+
+def _symmetric_excess(divergence: Callable[[FloatArray], FloatArray], interval: float, highest: int) -> FloatArray:
+    """Return :func:`_excess` on the grid from -``highest`` to ``highest``, with one divergence for both signs."""
+    above = divergence(_grid(interval, 0, highest + 1))
+    below = np.exp(_grid(interval, -highest, highest)) * above[:0:-1]
+    return np.concatenate([below, above]) * (1 + 4 * UNIT)
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
@@ -672,5 +680,4 @@ def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDis
     most = 1 + _MOST_DEVIATIONS * noise_multiplier
     against, for_it = (np.logaddexp(log_out, log_in + (2 * move * most - 1) / (2 * variance)) for move in (-1, 1))
     highest = math.ceil((for_it - against) / interval) + 1
-    epsilons = _grid(interval, -highest, 2 * highest + 1)
-    return symmetric(connected(interval, -highest, _excess(divergence, epsilons)))
+    return symmetric(connected(interval, -highest, _symmetric_excess(divergence, interval, highest)))

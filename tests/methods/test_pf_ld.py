@@ -345,7 +345,7 @@ def test_the_noise_of_a_gradient_is_multiplier_times_sensitivity(batches: str, h
     assert 0.85 * expected < np.std(noises) < 1.15 * expected
 
 
-@pytest.mark.parametrize("declared", [None, (150.0, 250.0)])
+@pytest.mark.parametrize("declared", [None, pytest.param((150.0, 250.0), marks=pytest.mark.slow)])
 def test_released_sizes_and_violations_have_noise_of_their_multipliers(
     declared: tuple[float, ...] | None, heard: list[PublicState]
 ) -> None:

@@ -279,7 +279,7 @@ def test_sums_tell_no_more_than_a_continuous_gaussian_of_slightly_less_noise(
     assert (told > too_low).any()
 
 
-@pytest.mark.parametrize("phi", [(2, 1), (1, 1), (3, 0)])
+@pytest.mark.parametrize("phi", [(2, 1), *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, 1), (3, 0)))])
 def test_moments_with_half_the_variance_above_the_diagonal_reveal_no_more_than_they_are_priced_at(
     phi: tuple[int, int],
 ) -> None:
