@@ -201,8 +201,8 @@ def train_student(
         raise ValueError(f"Expected one label per record, got {len(records.labels)} for {len(records.answered_x)}.")
     if not len(records.labels):
         raise ValueError(
-            "No query was answered, so there is nothing to learn from; lower the threshold of the confidence check, "
-            "raise aggregator.gate.max_disparity, or ask more queries."
+            "No query was answered, so there is nothing to learn from; lower the confidence check's threshold "
+            "(aggregator.mechanism.threshold), raise aggregator.gate.max_disparity, or submit more queries."
         )
     if records.labels.ndim == 2 and records.labels.shape[1] != num_classes:
         raise ValueError(f"Expected probabilities of {num_classes} classes as labels, got {records.labels.shape[1]}.")

@@ -380,7 +380,9 @@ def load_fairface(request: Request) -> LoadedRecords:
         absent += len(labels) - len(tables[-1])
     table = pa.concat_tables(tables)
     if not (names := table["file"].to_pylist()):
-        raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg; restore them.")
+        raise DataError(
+            f"{pictures.origin}: has none of the pictures in the label files, such as train/1.jpg; restore it."
+        )
     return _of_pictures(
         request,
         pictures,

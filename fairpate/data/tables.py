@@ -711,7 +711,9 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
         if start <= len(array):
             yield batch
     if start != len(array):
-        raise DataError(f"{beside.name}: expected {start:,} rows, as {name} has, got {len(array):,}; correct it.")
+        raise DataError(
+            f"{beside.name}: expected {start:,} rows, as {name} has, got {len(array):,}; add or remove rows."
+        )
 
 
 def text_of(values: Any) -> pa.Array:

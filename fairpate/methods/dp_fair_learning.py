@@ -556,9 +556,9 @@ class OracleLearner(PrivateMethod):
             )
             if not 1 <= published < math.inf:
                 raise ValueError(
-                    f"Expected one round or more, and finitely many, by the paper's formula, got {published:.3g} at "
+                    f"The paper's formula gives {published:.3g} rounds of training, not a finite number from 1 up, at "
                     f"epsilon {self.target.epsilon:g} for {num_records} records and {num_features} features; change "
-                    "epsilon, or set dp_oracle_learner.num_rounds."
+                    "target.epsilon, or set dp_oracle_learner.num_rounds."
                 )
             num_rounds = math.floor(published)
         if rate is None:

@@ -616,7 +616,9 @@ def coefficients(
         loss, start_K, jac=True, method="SLSQP", constraints=constraints, options={"ftol": 1e-12, "maxiter": 2000}
     )
     if not found.success:
-        raise ValueError(f"The solver found no minimum ({found.message}); raise ridge or scale the features.")
+        raise ValueError(
+            f"The solver found no minimum ({found.message}); raise covariance_constraint.ridge or scale the features."
+        )
     return found.x if basis_DK is None else basis_DK @ found.x
 
 

@@ -91,7 +91,7 @@ class GapResult:
 
     - ``min_cell_size``: the number of records in the smallest compared cell.
     - ``n_undefined``: the number of cells left out.
-    - ``where``: words for the largest difference: the prediction that is compared, and the groups whose rates differ.
+    - ``where``: the outcome (such as a predicted class) and the groups whose rates differ most, in words.
 
     If a cell has too few records, the gap is undefined and its ``min_cell_size`` is 0.
     """

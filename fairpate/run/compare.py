@@ -148,8 +148,8 @@ def compare(
     rules = list(dict.fromkeys(cell.config.evaluation.rule for cell in cells)) or [FairRule()]
     if len(rules) > 1:
         raise ConfigError(
-            "evaluation.fair_at: expected the same rule for every cell, as the report page states one rule; set the "
-            "field once, in the section `settings` of the sweep."
+            "evaluation.fair_at: expected the same rule for every run, as the report page states one rule; set the "
+            "field once, in the section `settings` of the comparison."
         )
     # A notion that the sweep names stands first, or else the one that the user's rule limits.
     notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
@@ -220,7 +220,7 @@ def _require_room(sweep: SweepConfig, *, since: float) -> bool:
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
         raise PoolError(
-            f"tasks: no node is large enough for a cell of tasks.num_cpus={tasks.num_cpus:g} and "
+            f"tasks: no node is large enough for a run of tasks.num_cpus={tasks.num_cpus:g} and "
             f"tasks.num_gpus={tasks.num_gpus:g}: the cluster has {cluster}. Lower the two fields, add nodes, or, if "
             f"nodes start on demand, raise ray.wait_for_nodes_s, now {wait_s:g}."
         )
@@ -371,7 +371,7 @@ def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> A
 
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(
-            f"the cell ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise this limit, or lower the "
+            f"this run took longer than tasks.max_minutes={tasks.max_minutes:g}; raise this limit, or lower the "
             "number of epochs."
         )
 

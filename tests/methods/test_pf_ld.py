@@ -456,7 +456,7 @@ def test_bad_input_names_the_field_and_the_remedy() -> None:
         trained((x, y, y), FldConfig(epochs=1, constraint="equalized_odds"), groups=2)
     with pytest.raises(ValueError, match="groups to be codes from 0 to 1"):
         trained((x, y, z + (torch.arange(40) == 3)), FldConfig(epochs=1), groups=2)
-    with pytest.raises(ValueError, match=r"group_sizes for each of 4 cells .* got 2"):
+    with pytest.raises(ValueError, match=r"group_sizes: expected 4 sizes .* got 2"):
         trained((x, y, z), PfLdConfig(epochs=1, constraint="equalized_odds", group_sizes=(20, 20)), groups=2)
     with pytest.raises(ValueError, match="records of every label"):
         trained((x, y * 0, z), PfLdConfig(epochs=1, constraint="equalized_odds"), groups=2)

@@ -93,7 +93,7 @@ def test_a_cell_that_hangs_ends_with_its_cause_and_the_next_one_has_its_own_time
     assert [row.status for row in ended.rows] == ["ok", "failed", "ok"]
     (failure,) = ended.failed
     assert failure.error == (
-        "CellTimeoutError: the cell ran longer than tasks.max_minutes=0.02; raise this limit, or lower the "
+        "CellTimeoutError: this run took longer than tasks.max_minutes=0.02; raise this limit, or lower the "
         "number of epochs."
     )
 
