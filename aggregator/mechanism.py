@@ -224,8 +224,11 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         return ConfidentGnmaxQueries(count=num_queries, **asdict(self))
 
     def scaled(self, factor: float) -> Self:
-        noises = ("threshold_stddev_votes", "noise_stddev_votes")
-        return replace(self, **{name: factor * getattr(self, name) for name in noises})
+        return replace(
+            self,
+            threshold_stddev_votes=factor * self.threshold_stddev_votes,
+            noise_stddev_votes=factor * self.noise_stddev_votes,
+        )
 
     def describe(self) -> str:
         check = (

@@ -81,8 +81,10 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
     room."""
     budget = terms.budget
     return BudgetStatus(
-        **{name: getattr(budget, name) for name in ("kind", "delta", "max_queries")},
+        kind=budget.kind,
         epsilon_limit=budget.epsilon,
+        delta=budget.delta,
+        max_queries=budget.max_queries,
         queries_submitted=num_queries,
         epsilon_submitted=epsilon_data_independent(terms, num_queries=num_queries),
         closed=closed,
@@ -211,7 +213,8 @@ class _Bucket:
 
     def level_at(self, now_s: float) -> float:
         # While a clock that was set back catches up, nothing leaks out.
-        return max(0.0, self.level - max(0.0, now_s - self.filled_at_s) * self.rule.max_queries / self.rule.period_s)
+        passed_s = max(0.0, now_s - self.filled_at_s)
+        return max(0.0, self.level - passed_s * self.rule.max_queries / self.rule.period_s)
 
 
 @dataclass(eq=False)
@@ -231,11 +234,13 @@ class Quotas:
         free = self.room(ledger, caller, now_s=now_s)
         if num_queries <= free:
             return None
-        bucket, rule = self._buckets[caller], self._buckets[caller].rule
+        bucket = self._buckets[caller]
+        rule = bucket.rule
         wait_s = math.inf  # a request for more than the bucket holds never fits
         if num_queries <= rule.max_queries:
             # Nothing leaks until a clock that was set back has caught up.
-            wait_s = max(0.0, bucket.filled_at_s - now_s) + (num_queries - free) * rule.period_s / rule.max_queries
+            still_s = max(0.0, bucket.filled_at_s - now_s)
+            wait_s = still_s + (num_queries - free) * rule.period_s / rule.max_queries
         return QuotaExceededError(num_new=num_queries, allowed_now=max(0, math.floor(free)), retry_after_s=wait_s)
 
     def room(self, ledger: Ledger, caller: str, *, now_s: float) -> float:

@@ -91,6 +91,7 @@ LARGEST = 1e12
 _LARGEST_INT, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Count = Annotated[int, Field(gt=0, le=_LARGEST_INT)]
@@ -177,8 +178,9 @@ EMBEDDED_NORM = 4.0
 
 
 class EmbeddingConfig(Section):
-    """The settings of an embedding of records: principal components of public records, which replace the features for
-    every method.
+    """The settings of an embedding: the features of all records are replaced by coordinates computed from public
+    records, and every method uses these. Coordinates are principal components and, for pictures, positions in a graph
+    of neighbours.
 
     If a declared table has fewer than 100 public records, records made up from its declared values are added to them.
     """
@@ -242,10 +244,12 @@ class DataConfig(Section):
 
     refused: ClassVar[Refused] = {
         # A hash decides record by record, so that no number of records can be set.
-        f"Expected split.{part}_share with a hashed split, got num_{part}={{0.num_{part}}}; leave it out.": (
-            lambda data, part=part: data.split is not None and getattr(data, f"num_{part}") is not None  # type: ignore[misc]
-        )
-        for part in ("test", "validation")
+        "Expected split.test_share with a hashed split, got num_test={0.num_test}; leave it out.": lambda data: (
+            data.split is not None and data.num_test is not None
+        ),
+        "Expected split.validation_share with a hashed split, got num_validation={0.num_validation}; leave it out.": (
+            lambda data: data.split is not None and data.num_validation is not None
+        ),
     }
 
 
@@ -315,7 +319,9 @@ class NetworkConfig(Section):
     @property
     def widths(self) -> tuple[int, ...]:
         """The widths of the hidden layers: the value of ``hidden``, or its default for this architecture."""
-        return self.hidden if self.hidden is not None else (32,) if self.name == "cnn" else (64,)
+        if self.hidden is not None:
+            return self.hidden
+        return (32,) if self.name == "cnn" else (64,)
 
 
 class BackboneConfig(Section):
@@ -469,7 +475,9 @@ class PrivacyTarget(Terms):
 
 
 class DpfrConfig(Section):
-    """The settings of DPFR, a regulariser that penalises a model's demographic-parity gaps on public records."""
+    """The settings of DPFR, a term of the training loss that penalises a model's demographic-parity gaps on public
+    records.
+    """
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
     maximum: Literal["hardmax", "softmax"] = Field(
@@ -719,10 +727,14 @@ class GnmaxConfig(AskedConfig):
 
     # The record allows a standard deviation of 0, for tests; a run without noise would have no price.
     refused: ClassVar[Refused] = {
-        f"Expected 0 < mechanism.{name} <= {MAX_THRESHOLD_VOTES:.0f} in a run, got {{0.mechanism.{name}}}.": (
-            lambda queries, name=name: not 0 < getattr(queries.mechanism, name) <= MAX_THRESHOLD_VOTES  # type: ignore[misc]
-        )
-        for name in ("threshold_stddev_votes", "noise_stddev_votes")
+        f"Expected 0 < mechanism.threshold_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        "{0.mechanism.threshold_stddev_votes}.": lambda queries: (
+            not 0 < queries.mechanism.threshold_stddev_votes <= MAX_THRESHOLD_VOTES
+        ),
+        f"Expected 0 < mechanism.noise_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        "{0.mechanism.noise_stddev_votes}.": lambda queries: (
+            not 0 < queries.mechanism.noise_stddev_votes <= MAX_THRESHOLD_VOTES
+        ),
     }
 
 
@@ -766,8 +778,10 @@ def axis_fields(axis: str) -> list[str]:
 
 
 def overlapping(one: str, other: str) -> bool:
-    """Return whether two fields or axes of a grid, given by their dotted names ``one`` and ``other``, overlap: both set
-    the same field, or one sets a part of the section that the other sets."""
+    """Return whether two axes of a sweep's grid overlap. ``one`` and ``other`` are dotted names of fields or sections.
+
+    They overlap if they set the same field, or if one sets a section and the other a part of that section.
+    """
     # With a dot at the end: `noise` is no part of `noise_stddev`.
     pairs = itertools.product(axis_fields(one), axis_fields(other))
     return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a, b in pairs)
@@ -834,8 +848,8 @@ class TasksConfig(Section):
 class SweepConfig(Section):
     """The configuration of a sweep: methods x data sets x seeds x grids.
 
-    If several grids name the same field, the method's grid takes precedence, then the data set's. A field of the
-    sweep's or a data set's grid varies only for methods that read it.
+    If several grids name the same field, the method's grid takes precedence, then the data set's. A field in the grid
+    of the sweep or of a data set is varied only for methods that read this field.
     """
 
     out: Path | None = Field(None, description="Folder of the sweep; null: named after the file.")

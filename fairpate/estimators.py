@@ -133,16 +133,11 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
         checks |= {"allow_nd": True, "dtype": None}
     elif column is not None:
         X, found = _without_groups(estimator, X, column, **({"y": y} if is_fit else {"reset": False}))
+    is_table = not is_picture and column is None
     if not is_fit:
-        if is_picture or column is not None:
-            x = check_array(X, **checks)
-        else:
-            x = validate_data(estimator, X, dtype=np.float32, reset=False)
+        x = validate_data(estimator, X, dtype=np.float32, reset=False) if is_table else check_array(X, **checks)
         return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
-    if is_picture or column is not None:
-        x, labels = check_X_y(X, y, **checks)
-    else:
-        x, labels = validate_data(estimator, X, y, dtype=np.float32)
+    x, labels = validate_data(estimator, X, y, dtype=np.float32) if is_table else check_X_y(X, y, **checks)
     if is_picture:
         # validate_data, which would set it, accepts only tables.
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
@@ -340,12 +335,13 @@ def dataset_of(
         for values, count in ((private_z, len(x)), (public_z, len(public_x)))
     )
 
+    private = replace(_split(x, codes, private_codes), person_id=persons or ())
     # Test records are given later: `fit` has none.
-    nothing = Split(x=x[:0], y=_int64(codes[:0]), z=_int64(codes[:0]), record_id=())
+    nothing = private.take([])
     dataset = Dataset(
         name="records",
         kind="image" if x.ndim == 4 else "tabular",
-        private=replace(_split(x, codes, private_codes), person_id=persons or ()),
+        private=private,
         public=_split(public_x, np.full(len(public_x), -1), public_codes),
         validation=nothing,
         test=nothing,
@@ -360,16 +356,13 @@ def dataset_of(
 def _split(x: Tensor, labels: Values, groups: Values) -> Split:
     """Return records as a split, in which a record's id is a digest of its features and label; the group does not enter
     the digest."""
-    codes = _int64(labels)
+    codes = torch.as_tensor(labels, dtype=torch.int64)
     units = tuple(
         hashlib.sha256(row.tobytes() + code.to_bytes(8, "little", signed=True)).hexdigest()
         for row, code in zip(x.numpy(), codes.tolist(), strict=True)
     )
-    return Split(x=x, y=codes, z=_int64(groups), record_id=counted(units), unit_id=units)
-
-
-def _int64(codes: Values) -> Tensor:
-    return torch.from_numpy(codes.astype(np.int64))
+    z = torch.as_tensor(groups, dtype=torch.int64)
+    return Split(x=x, y=codes, z=z, record_id=counted(units), unit_id=units)
 
 
 def features(values: npt.ArrayLike) -> Tensor:
@@ -574,8 +567,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     private records, the number of public ones, and whether they are pictures. Single settings are reached as
     ``dp_fermi__weight``, in ``set_params`` and in searches. Further parameters:
 
-    - ``epsilon``, ``delta``, ``model``, ``idp3``, ``calibration``: short for ``target.epsilon``, ``target.delta``,
-      ``student.model``, ``student.idp3`` and ``public_data.calibration``, which they override; None: not given.
+    - ``epsilon``, ``delta``, ``model``, ``calibration``: short for ``target.epsilon``, ``target.delta``,
+      ``student.model`` and ``public_data.calibration``, which they override; None: not given.
+    - ``idp3``: short for ``student.idp3``, a demographic-parity gate that may refuse to answer at prediction.
     - ``public_X``, ``public_sensitive_features``: public records, if they are not given to ``fit``; a number draws that
       many records of independent standard normal features, for use without any public record.
     - ``sensitive_feature``: the column of ``X`` that contains the groups, by name or position; it is then no feature. A
@@ -596,10 +590,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     After ``fit``: ``classes_``; ``groups_``, the names of the groups in the records; ``n_features_in_`` and
     ``feature_names_in_``; ``network_`` and ``student_``, the published model, with the embedding that it reads;
-    ``trained_``, everything that the method released; ``events_``, the accountant's events; ``privacy_``, their total
-    cost; ``noise_``, the source of the noise; ``config_``, the configuration that ran. A search over settings trains on
-    the same records many times: each training costs ``privacy_`` again, and the operator's odometer adds them up if
-    ``odometer`` is given.
+    ``trained_``, everything that the method released; ``events_``, the privacy events of the training; ``privacy_``,
+    their total cost; ``noise_``, the source of the noise; ``config_``, the configuration that ran.
+
+    A search over settings trains on the same records many times: each training costs ``privacy_`` again. The operator's
+    odometer adds these costs up if ``odometer`` is given.
 
     >>> FairClassifier("dp_fermi", epsilon=1.0, dp_fermi={"weight": 2.0}, random_state=0)
     FairClassifier(method='dp_fermi', epsilon=1.0, dp_fermi={'weight': 2.0}, random_state=0)
@@ -722,9 +717,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 warnings.warn(text, UserWarning, stacklevel=2)
         folder = getattr(self, "folder", None)
         with tempfile.TemporaryDirectory(prefix="fairpate-") if folder is None else nullcontext(folder) as root:
-            trained, student = train_model(
-                config, dataset, Reporter(quiet=not self.progress), folder=Path(root), odometer=self.odometer
-            )
+            reporter = Reporter(quiet=not self.progress)
+            trained, student = train_model(config, dataset, reporter, folder=Path(root), odometer=self.odometer)
         # Set when everything has succeeded: an estimator whose training failed does not look fitted.
         self.classes_, self.groups_ = classes, group_names
         # The configuration's data set is the given records, not the default one of commands.
@@ -789,9 +783,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed_of(random_state)
         records = self._records(X, sensitive_features)
         groups = self._codes(records.groups) if self.student_.card.needs_group else None
-        predicted = self._student_for(records.groups).predict(
-            features(records.x), groups, generator=np.random.default_rng(seed)
-        )
+        student = self._student_for(records.groups)
+        predicted = student.predict(features(records.x), groups, generator=np.random.default_rng(seed))
         labels: npt.NDArray[Any] = self.classes_[predicted.labels]
         return labels if self.student_.card.idp3 is None else np.ma.masked_array(labels, mask=~predicted.answered)
 
@@ -1328,16 +1321,10 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be searched "
                     f"privately, because trials need fresh noise; set noise={OS_ENTROPY!r}, or choose a private method."
                 )
-        plan = choice.plan_trials(
-            [(config, dataset) for config, dataset, *_ in prepared],
-            epsilon=self.epsilon,
-            delta=self.delta,
-            expected_trials=self.expected_trials,
-        )
-        weights = choice.group_weights(
-            whole,
-            None if self.group_shares is None else {str(name): share for name, share in self.group_shares.items()},
-        )
+        budget = {"epsilon": self.epsilon, "delta": self.delta, "expected_trials": self.expected_trials}
+        plan = choice.plan_trials([(config, dataset) for config, dataset, *_ in prepared], **budget)
+        shares = None if self.group_shares is None else {str(name): each for name, each in self.group_shares.items()}
+        weights = choice.group_weights(whole, shares)
         validation = whole.private.take(kept_apart.tolist())
         if counted_as is not None:
             # All trials are announced, and charged as two releases from disjoint parts.
@@ -1426,12 +1413,13 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
 
 
 def announce_search(search: Any, y: npt.ArrayLike) -> str:
-    """Return what a scikit-learn search over a :class:`FairClassifier` will spend; call it before the search's ``fit``.
+    """Check, before a scikit-learn search over a :class:`FairClassifier`, that the odometer's limit has room for all
+    its trainings. Return a sentence on what the search will spend. Call this before the search's ``fit``.
 
     Such a search (``GridSearchCV`` or ``RandomizedSearchCV``; its estimator may be a pipeline that ends in the
     classifier) trains once for each combination of settings and fold, and once more if it refits. Each training costs
-    its epsilon, and the classifier's odometer adds them up. Without this call, the odometer refuses only the first
-    training beyond the limit, when the trainings before it have been charged already.
+    its epsilon, and the classifier's odometer adds them up. Without this check, a search that exceeds the limit fails
+    midway, after its first trainings have been charged.
 
     ValueError if the sum is above the limit; UserWarning if there is no limit and the sum is above 10. TypeError for
     another kind of search, for a classifier without ``odometer`` or ``epsilon``, and if the search draws epsilon at
@@ -1444,9 +1432,8 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
             "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon; "
             "give one."
         )
-    if is_drawn and any(
-        name.endswith("epsilon") for each in np.atleast_1d(search.param_distributions) for name in each
-    ):
+    drawn = np.atleast_1d(search.param_distributions) if is_drawn else ()
+    if any(name.endswith("epsilon") for each in drawn for name in each):
         raise TypeError(
             "param_distributions: the cost of an epsilon that is drawn at random is not known beforehand; set epsilon "
             "in the estimator."

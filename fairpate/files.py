@@ -30,8 +30,11 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 
 class PathIn:
-    """Descriptor of a path attribute. Its value is the file ``name`` in the folder that another attribute of the object
-    holds; ``of`` is the name of that attribute. ``meaning`` becomes the docstring of the path attribute."""
+    """A descriptor for a class with a folder: the path of a file in that folder. With ``page = PathIn("root",
+    "page.html")`` in the class, ``self.page`` is the path of that file in the folder ``self.root``.
+
+    ``of``: the name of the attribute with the folder. ``name``: the file's name. ``meaning``: the docstring.
+    """
 
     def __init__(self, of: str, name: str, meaning: str = "") -> None:
         self._of, self._name, self.__doc__ = of, name, meaning
@@ -85,8 +88,8 @@ def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tu
 def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """Call ``write`` with a temporary path next to ``path``, then rename the file to ``path``.
 
-    ``private``: only its owner can read the file. An error in ``write`` is raised and leaves ``path`` unchanged; a
-    full-disk error, for which the system names no file, gets the name of ``path``.
+    ``private``: only its owner can read the file. An error in ``write`` is raised and leaves ``path`` unchanged. An
+    OSError without a file name, such as that of a full disk, is raised with ``path`` as its file name.
     """
     # Processes on several nodes may write the same name at once: a process id would not be unique.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -229,8 +232,9 @@ def _place(location: Location) -> tuple[FileSystem, str]:
 
 
 def file_version(path: Path) -> tuple[int, ...]:
-    """Return numbers that identify the state of a file, to detect changes: they differ after the file is replaced,
-    edited or gets other permissions. Empty if the file is not accessible."""
+    """Return numbers that identify the state of a file, to detect changes. They differ once the file is edited or
+    replaced, or its permissions are changed. Empty if the file is not accessible.
+    """
     try:
         found = path.stat()
     except OSError:

@@ -59,7 +59,7 @@ from fairpate.config import expected
 from fairpate.files import file_version
 from fairpate.pages import HEADERS as PAGE_HEADERS
 from fairpate.pages import render
-from fairpate.types import UserError
+from fairpate.types import PACKAGES, UserError
 
 _MAX_FAULTS = 10
 OPEN_PATHS = ("/", "/livez", "/readyz", "/healthz")
@@ -231,11 +231,12 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
 class Guard:
     """ASGI middleware in front of all routes: checks tokens, roles, request rates, and size and time of bodies.
 
-    If ``tokens`` is None, all callers are admitted. ``max_body_bytes``, called for each request, returns the limit on
-    its body. The middleware sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
-    ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. If a service
-    with ``tokens`` needs no token at present, it accepts only this machine's names in the Host header, so that a web
-    page cannot reach it through a host name that resolves to this machine (DNS rebinding).
+    ``tokens`` None admits all callers. ``max_body_bytes``, called for each request, returns the limit on its body. The
+    middleware sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
+    ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted.
+
+    A service may have ``tokens`` and yet need none at present. It then accepts only this machine's names in the Host
+    header. Otherwise a web page could reach it through a host name that resolves to this machine (DNS rebinding).
     """
 
     app: ASGIApp
@@ -506,7 +507,6 @@ def new_app(
 _REQUESTS = logging.getLogger("fairpate.requests")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = ("GET", "HEAD", "POST")
-_PACKAGES = ("fairpate", "aggregator", "teachers", "student")
 _FIELDS = ("method", "route", "status", "caller", "address", "queries")
 _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
@@ -672,8 +672,9 @@ class LimitedProtocol(H11Protocol):
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection. If the server has too many connections, abort waiting connections of the address that
-        has the most incomplete requests."""
+        """Accept the connection. If there are now more connections than the limit, abort some that are not waiting for
+        the application's answer: the longest waiting ones, of the client address that has most of them.
+        """
         super().connection_made(transport)
         # A response leaves in several pieces; asyncio does not set this for a socket that it did not make.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -769,8 +770,8 @@ class LimitedProtocol(H11Protocol):
     def finish(self, *, is_refused: bool = False) -> None:
         """Close the connection after a response.
 
-        If the client is still sending, or was refused, first discard what it sends for two seconds, so that it receives
-        the response.
+        If the client may still be sending, first discard what it sends, for two seconds. An immediate close would reset
+        the connection, and the client could lose the response.
         """
         if self.is_read and not is_refused:
             self.transport.close()
@@ -927,7 +928,7 @@ class HttpServer:
             handler.setFormatter(JsonLines())
             # Other packages log warnings only: they may log what this service must not, such as addresses.
             logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-            for name in _PACKAGES:
+            for name in PACKAGES:
                 logging.getLogger(name).setLevel(logging.INFO)
         if settings.traces and tracer is None:
             tracer = tracer_to()

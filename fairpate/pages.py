@@ -34,7 +34,6 @@ from markupsafe import Markup
 
 from fairpate.types import UNITS, FloatArray, Relation, Unit
 
-_TITLE = "Glossary"
 _LEAD = "The terms on FairPATE's pages. The pages show the same definitions for terms with a dotted underline."
 
 
@@ -74,7 +73,7 @@ def term_of(word: str) -> Term | None:
 
 def markdown() -> str:
     """Return the glossary as Markdown, which is the content of ``docs/glossary.md``."""
-    lines = [f"# {_TITLE}", "", _LEAD]
+    lines = ["# Glossary", "", _LEAD]
     for chapter, terms in glossary().items():
         lines += ["", f"## {chapter}"]
         for term in terms:

@@ -30,6 +30,8 @@ MAX_THRESHOLD_VOTES = 2.0**23
 # Chances may be float32, whose sums over many classes are off by their rounding.
 _SUM_TOLERANCE = 1e-4
 
+PACKAGES = ("fairpate", "aggregator", "teachers", "student")
+"""The packages of this project; a node on which it is installed has all of them."""
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 RealArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]

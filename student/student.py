@@ -351,8 +351,8 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
     student's.
     """
     # Every group in turn, so that the mixing of each is checked.
-    in_turn = torch.arange(len(records)) % len(student.card.group_names)
-    groups = None if student.card.mixing is None else in_turn
+    mixes = student.card.mixing is not None
+    groups = torch.arange(len(records)) % len(student.card.group_names) if mixes else None
     # Two records: with one, the exporter takes the number of records for a constant.
     graph = _graph(_Whole(student).eval(), records[:2], None if groups is None else groups[:2])
     _check(graph, student, records, None if groups is None else groups.numpy())

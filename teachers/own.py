@@ -36,7 +36,7 @@ from fairpate import __version__
 from fairpate.config import ShardsConfig
 from fairpate.files import Storage
 from fairpate.nn.models import scale_bytes, seeded_torch
-from fairpate.types import UserError, stream_seed, torch
+from fairpate.types import PACKAGES, UserError, stream_seed, torch
 from teachers import ensemble
 from teachers.ensemble import ArrayShard, ArrayWeights, Block, BlockPool, Progress, VoteArray
 from teachers.teacher import TRAINING
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from fairpate.data.dataset import Split
 
 Factory = Callable[..., Any]
-# A node on which this package is installed has all of these.
-_INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _DEFINITION = 1  # increase it with any change after which the same inputs give other votes
 _PREDICTIONS, _FAILED = "predictions", "failed"
 _log = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ def own_modules(factory: Factory) -> list[ModuleType]:
             continue
         place = Path(file).resolve()
         # Another machine finds what is installed there, and a virtual environment is often below the working directory.
-        is_installed = module.__name__.partition(".")[0] in _INSTALLED or "site-packages" in place.parts
+        is_installed = module.__name__.partition(".")[0] in PACKAGES or "site-packages" in place.parts
         if is_installed or not place.is_relative_to(Path.cwd().resolve()):
             continue
         found[module.__name__] = module

@@ -59,19 +59,9 @@ import numpy.typing as npt
 from fairpate.config import RayConfig
 from fairpate.data.dataset import whole_persons
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
-from fairpate.types import IntArray, torch
-from teachers.ensemble import (
-    ArrayWeights,
-    BlockFunction,
-    BlockPool,
-    CountTask,
-    Ensemble,
-    PoolError,
-    VoteArray,
-    checked_votes,
-    count_block,
-    tensors_of,
-)
+from fairpate.types import PACKAGES, IntArray, torch
+from teachers import ensemble as ensembles
+from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, VoteArray, count_block
 
 Coordinates = npt.NDArray[np.int32]
 Nearest = npt.NDArray[np.void]
@@ -466,7 +456,6 @@ def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
     return fitting, f"{cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes"
 
 
-_PACKAGES = ("fairpate", "teachers", "aggregator", "student")
 # Two in a row, because one connection may be lost on a busy network.
 _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
@@ -644,7 +633,7 @@ def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iter
 
 def _own_packages() -> list[str]:
     """Return the folders of this project's packages. All are sent to workers, which may need any of them."""
-    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
+    specs = [importlib.util.find_spec(name) for name in PACKAGES]
     return [str(folder) for spec in specs if spec is not None for folder in spec.submodule_search_locations or []]
 
 
@@ -742,8 +731,8 @@ class ServingTeachers(_ServingActors):
         self._num_teachers = ensemble.num_teachers
         spec, device = ensemble.spec, "cuda" if config.num_gpus else "cpu"
 
-        def counter(sources: Sequence[str | ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
-            blocks = [tensors_of(source) for source in sources]
+        def counter(sources: Sequence[str | ensembles.ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
+            blocks = [ensembles.tensors_of(source) for source in sources]
             return lambda queries: np.sum(
                 [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
             )
@@ -754,7 +743,7 @@ class ServingTeachers(_ServingActors):
         """Return ``votes_QC`` of all teachers on the queries' features (Q, ...). PoolError unless all teachers voted in
         time."""
         votes_QC: VoteArray = np.sum(self.ask(queries, timeout_s=_VOTE_TIMEOUT_S, what="teachers voted"), axis=0)
-        return checked_votes(votes_QC, self._num_teachers)
+        return ensembles.checked_votes(votes_QC, self._num_teachers)
 
 
 @dataclass(kw_only=True, eq=False)

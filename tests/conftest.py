@@ -51,7 +51,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     from hypothesis import settings
 
-    settings.register_profile("untimed", deadline=None, max_examples=25)
+    examples = 10 if session.config.getoption("markexpr") == "not slow" else 25
+    settings.register_profile("untimed", deadline=None, max_examples=examples)
     settings.load_profile("untimed")
     # Not earlier: it is for the processes that tests start, and workers of tests read graphs.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_WITHOUT_GRAPHS, os.environ.get("PYTHONPATH")]))
@@ -130,6 +131,16 @@ def drawings() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
     with replaced(without):
         yield partial(replaced, real)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_replicates() -> Iterator[None]:
+    """Intervals of metrics come from 100 resampled tables of a run's test records, not from 1,000."""
+    from fairpate.report.metrics import evaluate
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(evaluate.__kwdefaults__, "num_replicates", 100)
+        yield
 
 
 @pytest.fixture
@@ -390,7 +401,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files that ask for Ray share two workers, and the cluster's one: another Ray would idle and fill memory."""
+    """Files that ask for Ray share one worker, or two with the campaigns, and the cluster's one: another Ray would idle
+    and fill memory."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -399,8 +411,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             if _says(config.rootpath / file, "ray_session"):
-                # One worker would take longer than all others: runs are two thirds of it.
-                return "runs on ray" if file.startswith("tests/run/") else "ray"
+                # With the campaigns one worker would take longer than all others: runs are two thirds of it.
+                has_campaigns = config.getoption("markexpr") != "not slow"
+                return "runs on ray" if has_campaigns and file.startswith("tests/run/") else "ray"
             # What takes seconds to import is imported once.
             if _says(config.rootpath / file, "resnet18"):
                 return "torchvision"

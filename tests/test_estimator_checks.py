@@ -14,7 +14,7 @@ from fairpate.methods.base import find_method, method_names
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 STATED = {name: (int(run), int(listed)) for name, run, listed in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE)}
-QUICK = ("dp_sgd", "f_ld")  # with a budget, and with groups
+QUICK = ("dp_sgd",)
 FEW_STEPS: dict[str, Any] = {
     "noise": "seeded",
     "ray": {"num_actors": 0},

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from method_kinds import quick_and_slow
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
@@ -30,7 +31,7 @@ def frame(x: Any, z: Any) -> pd.DataFrame:
 
 
 class TestGroupsInAColumn:
-    @pytest.mark.parametrize("column", ["sex", 1, {"column": "sex"}])
+    @pytest.mark.parametrize("column", quick_and_slow(["sex", 1, {"column": "sex"}], ["sex", 1]))
     def test_a_column_is_the_groups_and_no_feature(self, column: Any) -> None:
         table = frame(X, Z)
         named = FairClassifier("raco_dp", **FEW, sensitive_feature=column).fit(table, Y)
@@ -118,6 +119,7 @@ class TestFrames:
         )
         assert teachers.fit(X[:12], Y[:12]).config_.teachers.num_teachers == 3
 
+    @pytest.mark.slow
     def test_searches_go_over_short_and_long_names_of_an_architecture(self) -> None:
         for name in ("model__name", "student__model__name"):
             grid = {name: ["logistic", "mlp"]}

@@ -800,17 +800,22 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     """Return the :class:`Statement` of a service as JSON."""
     terms, status = snapshot.terms, snapshot.budget_status()
     return {
-        **{name: getattr(terms, name) for name in ("unit", "relation", "noise", "num_teachers")},
-        **{name: list(getattr(pool, name)) for name in ("label_names", "group_names", "record_shape")},
+        "unit": terms.unit,
+        "relation": terms.relation,
         "delta": status.delta,
         "epsilon": strict(session.epsilon_fixed_beforehand(terms)),
         "epsilon_submitted": strict(status.epsilon_submitted),
         "queries_submitted": status.queries_submitted,
+        "noise": terms.noise,
         # The service does not know how the settings were chosen, so their cost does not count as included.
         "tuning_accounted": False,
+        "num_teachers": terms.num_teachers,
         "mechanism": worded({"name": terms.mechanism.name, **dataclasses.asdict(terms.mechanism)}),
         "gate": worded(dataclasses.asdict(terms.gate)),
+        "label_names": list(pool.label_names),
+        "group_names": list(pool.group_names),
         "pool_size": len(pool),
+        "record_shape": list(pool.record_shape),
     }
 
 

@@ -34,7 +34,7 @@ from starlette.types import Receive, Scope, Send
 from aggregator.ledger import NOBODY, Asked, Ledger
 from aggregator.mechanism import Outcome
 from aggregator.service.writer import Books, Readiness, Verification, Writer
-from aggregator.session import PublicPool
+from aggregator.session import DAY_S, PublicPool
 from fairpate import __version__
 from fairpate.http_server import Body, FaultError
 from fairpate.pages import compared_costs, counted, render
@@ -124,11 +124,10 @@ class History:
         return found
 
 
-_WINDOWS_S = ((3600.0, "hour"), (86400.0, "day"))
+_WINDOWS_S = ((3600.0, "hour"), (DAY_S, "day"))
 _NEARLY_SPENT = 0.1
-_DAY_S = 86400.0
 _SHORTEST_S = 600.0
-_UNITS_S = ((86400.0 * 365, "year"), (86400.0, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
+_UNITS_S = ((DAY_S * 365, "year"), (DAY_S, "day"), (3600.0, "hour"), (60.0, "minute"), (1.0, "second"))
 _REMEDIES = {
     "ledger": "The ledger cannot be reached or written, so new queries are refused; stored replies are still given. "
     "Look at its disk or database and at the log; the service opens it again once it can be written.",
@@ -217,7 +216,7 @@ def advice(
             f"The budget is nearly spent: {counted(left, 'query', 'queries')} of {total:,} left. Inform the analysts."
         )
         found.append(Advice(level="soon", words=words))
-    elif lasts_s is not None and lasts_s < _DAY_S:
+    elif lasts_s is not None and lasts_s < DAY_S:
         words = f"At this pace the budget is used up in about {span(lasts_s)}. Find out who submits queries, and why."
         found.append(Advice(level="soon", words=words))
     if num_open:

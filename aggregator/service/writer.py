@@ -35,16 +35,7 @@ import numpy.typing as npt
 from aggregator import audit
 from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
-from aggregator.session import (
-    AggregatorSession,
-    BudgetStatus,
-    CountVotes,
-    Query,
-    Question,
-    QuotaExceededError,
-    Quotas,
-    Reply,
-)
+from aggregator.session import AggregatorSession, BudgetStatus, Query, Question, QuotaExceededError, Reply
 from aggregator.store import DeposedError, LedgerError, UnreachableError
 from fairpate.http_server import KnownCaller, Reason
 from fairpate.privacy import accountant
@@ -457,10 +448,6 @@ def _check_ray() -> None:
         ray.nodes()
 
 
-# One full request (`MAX_QUERIES_PER_REQUEST`), and one block of the session (`MAX_BLOCK`).
-_MAX_QUERIES_TOGETHER = 1024
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _WaitingRequest:
     """A request with new queries that waits for the ledger's writer, and the future that will receive its replies."""
@@ -479,8 +466,8 @@ class Batcher:
     writer: Writer
     health: Readiness
     _: KW_ONLY
-    count_votes: CountVotes
-    quotas: Quotas
+    count_votes: sessions.CountVotes
+    quotas: sessions.Quotas
     answer_step_s: float
     own_limits: Callable[[], Mapping[str, OwnLimit]] = dict
     on_group: Callable[[], None] = lambda: None
@@ -515,8 +502,8 @@ class Batcher:
     async def _serve(self) -> None:
         while self._line:
             totals = itertools.accumulate(len(request.questions) for request in self._line)
-            # The first request, and those behind it that fit.
-            count = max(1, sum(total <= _MAX_QUERIES_TOGETHER for total in totals))
+            # The first request, and those behind it that fit into one block of the session: as many as a full request.
+            count = max(1, sum(total <= sessions.MAX_BLOCK for total in totals))
             group, self._line = self._line[:count], self._line[count:]
             self.on_group()
             results: Sequence[Sequence[Reply] | Exception]

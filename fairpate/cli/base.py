@@ -31,15 +31,7 @@ import typer
 from typer.models import ParameterInfo
 
 from fairpate import __version__, terminal
-from fairpate.config import (
-    ConfigError,
-    DataConfig,
-    apply_override,
-    expected,
-    flattened,
-    nearest,
-    parse_config,
-)
+from fairpate.config import ConfigError, DataConfig, apply_override, expected, flattened, nearest, parse_config
 from fairpate.types import UsageError, UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -140,11 +132,11 @@ def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """One of several ways to run a command: ``function`` runs it, and the options that this mode reads are exactly the
-    parameters of ``function``.
+    """One of several ways to run a command. ``function`` runs it, and its parameters are exactly the options that this
+    mode reads.
 
-    The user selects the mode by ``option``, which is a flag unless it is also a parameter of ``function``. None: this
-    mode runs if the user selects no other one.
+    ``option`` is the name of the option by which the user selects this mode: a parameter of ``function``, or else a
+    flag. With ``option`` None, this mode runs if the user selects no other one.
     """
 
     function: Function
@@ -372,6 +364,7 @@ DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data lis
 
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+# The files of each example; the first of them is the one to run.
 EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
     "demo": ("demo.yaml",),
     "quick": ("quick.yaml", "color_digits.yaml"),
@@ -381,7 +374,6 @@ EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
     "ask-the-aggregator": ("ask_the_aggregator.py",),
     "three-hospitals": ("three_hospitals.py",),
 }
-"""The files of each example; the first of them is the one to run."""
 
 
 def example_files(name: str) -> tuple[Path, ...]:
@@ -395,8 +387,11 @@ _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", 
 
 
 def data_named(data: str | None) -> dict[str, Any]:
-    """Return the configuration fields that select the data set ``data``, by dotted names. ``data`` is the name of a
-    known data set, or the path of a declaration (.yaml, .yml). If it is None, so is the field ``data.name``."""
+    """Return the configuration fields that select the data set ``data``, as a mapping from dotted names to values.
+
+    ``data`` is the name of a known data set, or the path of a declaration, the YAML file that describes one. With
+    ``data`` None the value of ``data.name`` is None.
+    """
     if data is not None and data.endswith(_TABLES):
         raise ConfigError(
             f"--data: {data} is a table of records, not a declaration; draft a declaration with `fairpate data declare "

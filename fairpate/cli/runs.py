@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from fairpate.methods.base import Method
 
 
-def demo(
-    out: Path = Path("runs/demo"),
-) -> Output:
+def demo(out: Path = Path("runs/demo")) -> Output:
     """Compare private methods on an embedded table of people, and state the outcome in two sentences.
 
     Takes a minute.
@@ -98,19 +96,12 @@ def run(
             f"CONFIG: {config} is a declaration of records, not a configuration; give the file with --data {config}."
         )
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
-    share = None
+    given |= {"evaluation.fair_at": fair_at, "out": out, "data.data_dir": data_dir, "backbone.weights": weights}
     if keep is not None:
         try:
-            share = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)
+            given["aggregator.keep"] = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)
         except ValueError:
             raise UsageError(f"--keep: expected a share, got {keep!r}; give one such as 30% or 0.3.") from None
-    given |= {
-        "aggregator.keep": share,
-        "evaluation.fair_at": fair_at,
-        "out": out,
-        "data.data_dir": data_dir,
-        "backbone.weights": weights,
-    }
     options: list[Override] = list(overrides or [])
     options += [(field, value) for field, value in given.items() if value is not None]
     # In front of the user's options, which are applied later and win.
@@ -128,8 +119,11 @@ def run(
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
-    """Return the forecast of a run of ``config``, for `fairpate run --dry-run`. If ``overrides`` (the user's settings)
-    are given, other methods whose labels come from a noisy vote are forecast too."""
+    """Return the forecast of a run of ``config``: its privacy cost, and how much signal its noise would leave.
+
+    ``overrides`` are the user's settings if the method was chosen for the user. Other methods that label public records
+    by noisy votes are then forecast too, for comparison.
+    """
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
@@ -247,11 +241,9 @@ def compare(
     sweep = load_sweep(file, [*(overrides or []), *asked])
     # Now rather than after hours of training.
     check_output(out or sweep.out or Path("runs"), "--out")
-    compared = comparison_outcome(
-        compare_methods(
-            sweep, out=out, data_dir=data_dir, folder=file.parent, title=file.stem, reporter=Reporter(asks=not yes)
-        )
-    )
+    reporter = Reporter(asks=not yes)
+    found = compare_methods(sweep, out=out, data_dir=data_dir, folder=file.parent, title=file.stem, reporter=reporter)
+    compared = comparison_outcome(found)
     if figures is None or compared.code:  # where some cells failed, figures would miss them
         return compared
     results = compared.facts["files"]["results"]
@@ -272,9 +264,9 @@ def select(
 ) -> Output:
     """Choose settings by private validation records, within the privacy guarantee, and publish the chosen model.
 
-    Without --trials, all settings learn from one noisy release, so training has no further privacy cost, and the
-    exponential mechanism draws one of the models. With --trials, each training reads private records, and the best of a
-    secret number of trainings is published. In both cases the privacy statement says that tuning is accounted for.
+    Without --trials, all settings learn from one noisy release, so that training has no further privacy cost. The
+    exponential mechanism then draws one of the models. With --trials, each training reads private records, and the best
+    of a secret number of trainings is published. The privacy statement accounts for the choice.
 
     Args:
         config: YAML file of a comparison: the settings to choose from.
@@ -333,10 +325,7 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
 
 
 def card(
-    folder: base.RunFolder,
-    intended_use: str | None = None,
-    out_of_scope: str | None = None,
-    contact: str | None = None,
+    folder: base.RunFolder, intended_use: str | None = None, out_of_scope: str | None = None, contact: str | None = None
 ) -> Output:
     """Write the privacy-and-fairness card of a published model as HTML and JSON.
 
@@ -449,8 +438,11 @@ def aggregate(
         raise UsageError("--label: read only together with --test; add --test, or leave --label out.")
     if not votes.is_file():
         raise ConfigError(f"VOTES: {votes} not found; give the CSV or Parquet file of the votes.")
-    columns = {"id": id_column, "group": group, "features": _listed(features), "name": name}
-    voting = {"path": str(votes), "unit": unit, "classes": _listed(classes), "num_voters": voters}
+    feature_names, class_names = (
+        [each.strip() for each in names.split(",")] if names else [] for names in (features, classes)
+    )
+    columns = {"id": id_column, "group": group, "features": feature_names, "name": name}
+    voting = {"path": str(votes), "unit": unit, "classes": class_names, "num_voters": voters}
     tested = {"test": None if test is None else str(test), "label": label or "label"}
     given = {"votes": voting | columns | tested | {"are_counts": voters is not None}}
     terms = {"target.epsilon": epsilon, "target.delta": delta, "out": out}
@@ -475,13 +467,7 @@ def aggregate(
     )
 
 
-def _listed(names: str | None) -> list[str]:
-    return [name.strip() for name in names.split(",")] if names else []
-
-
-def methods(
-    name: Annotated[str | None, typer.Argument()] = None,
-) -> Output:
+def methods(name: Annotated[str | None, typer.Argument()] = None) -> Output:
     """List all methods with what they protect and need, or describe one with its paper and all settings.
 
     Args:
@@ -535,9 +521,7 @@ def specify(
 
 
 def audit(
-    folder: base.RunFolder,
-    canaries: Annotated[int, typer.Option(min=2)] = 20_000,
-    on_private: bool = False,
+    folder: base.RunFolder, canaries: Annotated[int, typer.Option(min=2)] = 20_000, on_private: bool = False
 ) -> Output:
     """Attack new releases drawn by a finished run's method, and compare lower bounds on epsilon with the run's claim.
 
@@ -562,10 +546,7 @@ def audit(
     )
 
 
-def bundle(
-    folder: base.RunFolder,
-    out: Path | None = None,
-) -> Output:
+def bundle(folder: base.RunFolder, out: Path | None = None) -> Output:
     """Write everything that a finished run publishes to one zip file, for others to verify.
 
     Prints the file's path and its digest, which you may sign or publish elsewhere.
@@ -588,8 +569,8 @@ def dossier(
 ) -> Output:
     """Fill in a form about a published run: registry entry, NIST's hazards, or egress report.
 
-    A line is filled in from public fields, which it names. Other lines are left to the operator, or are open until the
-    run publishes a file that fills them in.
+    A line is filled in from fields of published files, and names these fields. It is left to the operator if only the
+    operator knows the answer, and it is open while no published file has the answer.
 
     Args:
         form: The form: registry, nist or egress.
@@ -605,13 +586,9 @@ def dossier(
         check_output(out, "--out", is_file=True, suffixes=(".json",))
     # Before the form is filled in: a key that cannot be read is refused now.
     secret = None if key is None else read_key(key)
-
-    def sign(content: bytes) -> dict[str, str]:
-        assert secret is not None
-        return {"key": key_text(secret.public), "ed25519": secret.sign(content).hex()}
-
+    signer = None if secret is None else (key_text(secret.public), secret.sign)
     with waiting("dossier"):
-        files, counts = make_dossier(folder, form, sign=None if secret is None else sign, out=out)
+        files, counts = make_dossier(folder, form, signer=signer, out=out)
     said = f"{counts['filled']} lines filled in, {counts['operator']} for the operator, {counts['open']} open"
     return Output(facts={"files": files, "lines": counts}, words="\n".join([*map(str, files.values()), said]))
 
@@ -651,9 +628,8 @@ def verify(
 
     with waiting("verify"):
         verdict = verify_bundle(path, head=head)
-    lines = [f"checked      {line}" for line in verdict.checked]
-    lines += [f"differs      {line}" for line in verdict.differs]
-    lines += [f"not checked  {line}" for line in verdict.not_checked]
+    kinds = {"checked": verdict.checked, "differs": verdict.differs, "not checked": verdict.not_checked}
+    lines = [f"{kind:<13}{line}" for kind, found_lines in kinds.items() for line in found_lines]
     return Output(
         facts={"holds": verdict.holds, **asdict(verdict)},
         words="\n".join([*lines, f"head         {verdict.digest}", verdict.words]),

@@ -232,7 +232,7 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
     """Record the last entry of a ledger at a second location too, so that an older copy of the ledger is refused.
 
-    From its next start on, a service records each of its entries at this location too.
+    A service also records each new entry at the second location, once it is started again.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
@@ -241,8 +241,7 @@ def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()
 
     with waiting("ledger"):
         anchor = serving.add_anchor(run_at(folder), place)
-    words = f"The last entry of {folder} is recorded at {anchor}"
-    return Output(facts={"run": folder, "anchor": anchor}, words=words)
+    return Output(facts={"run": folder, "anchor": anchor}, words=f"The last entry of {folder} is recorded at {anchor}")
 
 
 @ledger_app.command("export")
@@ -293,7 +292,8 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     Args:
         epsilon: Largest epsilon of all releases together.
         unit: Unit of privacy: record, person, sensitive attribute, or one that you declared. A limit on record includes
-            releases by person. Default: record; if all releases have one unit other than person, that unit.
+            releases by person. Default: the unit of all earlier releases, if they have only one and it is not person;
+            otherwise record.
         delta: Delta at which the sum of all releases is compared with the limit.
     """
     from fairpate.data import REGISTRY
@@ -322,10 +322,9 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
             f"above {epsilon:g}: every new release is refused"
         )
     includes = {"record": "; includes releases by person", "sensitive attribute": "; includes releases of all units"}
-    counted = includes.get(unit, "")
     return Output(
         facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
-        words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{counted}",
+        words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{includes.get(unit, '')}",
     )
 
 
@@ -369,7 +368,8 @@ def _settings(
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     """Return ``function`` as a command that has the options of :func:`_settings` instead of the parameter ``settings``.
 
-    The attribute ``parts`` of the returned function is the pair of ``function`` and :func:`_settings`.
+    The attribute ``parts`` of the returned function lists the functions that read these options: ``function`` and
+    :func:`_settings`.
     """
     # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
@@ -516,8 +516,7 @@ def add_token(
         expires: When the token expires: 30d, 12h, or a date; default: never.
     """
     limit = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
-    token = serving.change_tokens(folder, "add", name, role=role, limit=limit, when=expires)
-    return _shown_once(name, token)
+    return _shown_once(name, serving.change_tokens(folder, "add", name, role=role, limit=limit, when=expires))
 
 
 @tokens_app.command("list")
@@ -626,10 +625,7 @@ def make_plan(
 
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
     roster = plans.read_roster(sites)
-    options: list[Override] = [
-        *(overrides or []),
-        *((field, value) for field, value in given.items() if value is not None),
-    ]
+    options: list[Override] = [*(overrides or []), *((name, each) for name, each in given.items() if each is not None)]
     config = resolved(options, method, num_sites=len(roster))
     plan, embedding = plans.make_plan(
         config, roster, may_vanish=may_vanish, may_collude=may_collude, reporter=Reporter()
@@ -668,16 +664,8 @@ def serve_plan(
 
     with base.checked_arguments():
         settings = HttpSettings(host=host, port=port, tls=TlsFiles.given(tls_cert, tls_key), log_file=log_file)
-    run = serve(
-        plan,
-        settings,
-        declaration=data,
-        reporter=Reporter(),
-        data_dir=data_dir,
-        out=out,
-        wait_s=wait_s,
-        own=workers or (),
-    )
+    party = {"declaration": data, "data_dir": data_dir, "out": out, "own": workers or ()}
+    run = serve(plan, settings, reporter=Reporter(), wait_s=wait_s, **party)
     return Output(facts={"run": run.root}, words=str(run.root))
 
 
@@ -722,19 +710,9 @@ def join_plan(
         # On standard error: standard output has the result alone.
         return yes or typer.confirm("Take part?", err=True)
 
-    run = join(
-        url,
-        declaration=data,
-        key=key,
-        agree=agree,
-        reporter=Reporter(),
-        digest=plan,
-        data_dir=data_dir,
-        out=out,
-        wait_s=wait_s,
-        ca=None if ca is None else str(ca),
-        own=workers or (),
-    )
+    party = {"declaration": data, "data_dir": data_dir, "out": out, "own": workers or ()}
+    authority = None if ca is None else str(ca)
+    run = join(url, key=key, agree=agree, reporter=Reporter(), digest=plan, wait_s=wait_s, ca=authority, **party)
     if run is None:
         return Output(facts={"run": None}, words="Nothing was sent, and nothing was charged.", code=1)
     # Of this process alone, which exchanged messages: those that computed tables are gone.
@@ -814,9 +792,8 @@ def _new(name: ProjectFolder, kind: Literal["table", "images", "embeddings"] = "
     from fairpate.cli.summaries import write_project
 
     data, files = write_project(name, kind)
-    words = [f"{name}: data set {data}, with example records to replace by yours, see README.md. To begin:"]
-    words += [f"  cd {_place(name)}", "  fairpate run settings.yaml"]
-    return Output(facts={"folder": name, "kind": kind, "data": data, "files": files}, words="\n".join(words))
+    about = f"data set {data}, with example records to replace by yours, see README.md."
+    return _created(name, about, "fairpate run settings.yaml", kind=kind, data=data, files=files)
 
 
 def _new_example(
@@ -835,14 +812,14 @@ def _new_example(
         "own-method": "fairpate run --method own_method:ClassMeans --epsilon 3",
         **{of: f"fairpate compare {file}" for of, (file, *_) in base.EXAMPLE_FILES.items() if file.endswith(".yaml")},
     }
-    command = commands.get(example, f"python {files[0].name}")
-    words = f"{name}: {files[0].name}, with its explanation at the top. To begin:\n  cd {_place(name)}\n  {command}"
-    return Output(facts={"folder": name, "example": example, "files": written}, words=words)
+    about, command = f"{files[0].name}, with its explanation at the top.", f"python {files[0].name}"
+    return _created(name, about, commands.get(example, command), example=example, files=written)
 
 
-def _place(name: Path) -> str:
+def _created(name: Path, about: str, command: str, **found: Any) -> Output:
     # `cd` would read a leading hyphen as an option.
-    return shlex.quote(f"./{name}" if str(name).startswith("-") else str(name))
+    place = shlex.quote(f"./{name}" if str(name).startswith("-") else str(name))
+    return Output(facts={"folder": name, **found}, words=f"{name}: {about} To begin:\n  cd {place}\n  {command}")
 
 
 new = base.in_modes(

@@ -104,10 +104,11 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield a mapping for each field of a configuration section and of the sections in it: the dotted name ``field``,
-    the ``meaning``, the ``default``, and ``set``, the argument with which `--set` sets this default.
+    """Yield a mapping for each field of a configuration section and of its subsections.
 
-    ``prefix`` is put in front of all names. A section with a description has a mapping too, without a default.
+    Each mapping has the dotted name (``field``), the ``meaning``, the ``default``, and the argument of `--set` that
+    sets this default (``set``). A subsection with a description also has a mapping of its own, with its name and
+    meaning only. ``prefix`` is put in front of all names.
     """
     described = getattr(type(section), "model_fields", {})
     for name in described or [field.name for field in fields(section)]:
@@ -144,10 +145,8 @@ def outcome(run: RunDirectory) -> Output:
         "operator_only": run.private_report,
     }
     files = {name: path for name, path in places.items() if path.exists()}
-    rows = [
-        ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
-        *read_claims(run, for_operator=True).rows,
-    ]
+    what = f"{record['method']} on {record['data']}, seed {record['seed']}"
+    rows = [("method", what), *read_claims(run, for_operator=True).rows]
     if queries is not None:
         rows.append(("labels released", f"{queries.answered} of {queries.submitted} queries"))
         # The ledger may have released more labels since.
@@ -171,7 +170,7 @@ def outcome(run: RunDirectory) -> Output:
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
     """Return what `fairpate data check` prints about a declaration of records: a table of rows by file and counts by
-    column, then the faults, or the command to run next.
+    column, and the faults. If there are no faults, the command to run next is printed instead.
 
     ``questions`` is the number of questions in a drafted declaration that are still to be answered.
     """
@@ -182,10 +181,9 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
             if each.file == file:
                 counts = (f"{count:,}" if count else "" for count in (each.clipped, each.missing, each.other))
                 table.add_row("", each.column, "", *counts)
-    following = f"fairpate run --data {shlex.quote(declaration)} --epsilon 1 --dry-run"
-    verdict = (
-        f"refused: {counted(len(check.refused), 'fault')}" if check.refused else f"nothing is refused; {following}"
-    )
+    verdict = f"nothing is refused; fairpate run --data {shlex.quote(declaration)} --epsilon 1 --dry-run"
+    if check.refused:
+        verdict = f"refused: {counted(len(check.refused), 'fault')}"
     still = [f"{counted(questions, 'question')} of the draft to answer: the lines with `# ?`"] if questions else []
     said = Text("\n".join([*check.refused, *still, verdict]))
     return Group(Text(REMARKS["reading_tells"]), *([table] if check.rows else []), said)

@@ -51,11 +51,15 @@ class Split:
     """N records: features ``x`` (N, ...), labels ``y`` (N,), groups ``z`` (N,), and a stable ``record_id`` each.
 
     ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and ``z``
-    are ``int64``. Identifiers are unique within a data set and reveal nothing about ``z``. Records with the same
-    ``unit_id`` differ only in ``z``; if ``unit_id`` is empty, every record is a unit of its own. ``person_id`` names
-    the person of each record if all records of a person are protected together; if it is empty, each record is
-    protected by itself. ``together`` is ``person_id``, or ``unit_id`` if that is empty: records with the same name in
-    it go to the same teacher. Identifiers are stored packed (:class:`fairpate.data.large_arrays.Names`).
+    are ``int64``. Each record has up to three identifiers, which reveal nothing about ``z``:
+
+    - ``record_id``: unique within a data set.
+    - ``unit_id``: the same for records that differ only in ``z``; by default the ``record_id``.
+    - ``person_id``: the person of the record, if all records of a person are protected together; empty if each record
+      is protected by itself.
+
+    ``together`` is ``person_id``, or ``unit_id`` without persons: records with an equal value are trained on by the
+    same teacher. Identifiers are stored packed (:class:`fairpate.data.large_arrays.Names`).
     """
 
     x: Tensor
@@ -152,16 +156,20 @@ DESCRIBED = tuple(each.name for each in fields(Described))
 class Dataset(Described):
     """Private, public, validation and test records of one data set.
 
-    No private method reads the labels of the public split; they are kept for evaluation. ``embedding``: the embedding
-    that computed the features, if any. ``before_embedding``: a few public records and the names of features before it.
-    ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
-    ``records_alone``: the source names persons, and each record is protected by itself nevertheless. ``parts``
-    identifies the rule of a hashed split (:func:`divide_by_hash`), in which adding or removing a unit changes only one
-    split; it is empty for other splits. ``keeps_names``: a record that changes keeps its name, and so its split.
-    ``shared_unit``: the unit of privacy if private records are at several sites, of which this one may have none.
-    ``is_elsewhere``: private records are left out, because this data set is for the coordinator of several sites, or
-    for a rehearsal that determines the privacy cost of a release. ``public_persons``: the number of persons behind the
-    public records, even if each record is protected by itself; None if the source does not name persons.
+    No private method reads the labels of the public split; they are kept for evaluation. Further fields:
+
+    - ``embedding``: the embedding that computed the features, if any.
+    - ``before_embedding``: a few public records and the names of features before the embedding.
+    - ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
+    - ``records_alone``: whether the source names persons although each record is protected by itself.
+    - ``parts``: identifies the rule of a hashed split (:func:`divide_by_hash`), in which adding or removing a unit
+      changes only one split; empty for other splits.
+    - ``keeps_names``: whether a record keeps its name, and so stays in its split, if its content is replaced.
+    - ``shared_unit``: the unit of privacy if private records are at several sites; this site may have none of them.
+    - ``is_elsewhere``: whether private records are left out, because they are at other sites, or because only the
+      privacy cost of a release is to be determined.
+    - ``public_persons``: the number of persons behind the public records, even if each record is protected by itself;
+      None if the source does not name persons.
     """
 
     name: str
@@ -183,7 +191,7 @@ class Dataset(Described):
     """The unit of privacy: ``person`` if private records name persons, otherwise ``record``."""
     part: str = field(init=False)
     """Name of the private part of a hashed split; empty for other splits. The odometer, which adds up the privacy cost
-    of all runs on a data set, counts releases from different parts apart."""
+    of all runs on a data set, counts releases from different parts separately."""
     num_classes: int = field(init=False)
     num_groups: int = field(init=False)
     splits: Mapping[str, Split] = field(init=False, repr=False)
@@ -273,14 +281,18 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedRecords(Described):
-    """All N records of a data set before they are divided.
+    """All N records of a data set before they are divided into splits.
 
-    ``origins`` restricts the splits that each record may go to (None: any split), so that a publisher's test record is
-    never trained on. ``y`` of a public record may be -1: no label. ``person_ids`` names the person behind each record,
-    if several records may share one and a split must keep them together; equal records then belong to one person.
-    ``mapped``: the features as a view of a memory-mapped file, so that splits are views too. ``feature_codes``: how a
-    declared table's features are computed. ``naming`` identifies the rule by which records are named. ``keeps_names``:
-    this rule reads only keys of records or persons, so that a changed record keeps its name.
+    - ``records``: a public record without a label has the label -1.
+    - ``origins``: the part of the publisher's files from which each record comes. It restricts the splits that the
+      record may enter: a publisher's test record is never trained on. None: any split.
+    - ``person_ids``: the name of the person behind each record, if several records may share one and a split must keep
+      them together. Equal records then belong to one person.
+    - ``mapped``: the features as a view of a memory-mapped file, so that splits can be views too.
+    - ``feature_codes``: how a declared table's features are computed.
+    - ``naming``: identifies the rule by which records are named.
+    - ``keeps_names``: whether a record keeps its name if its content is replaced. It does if names are read only from
+      keys of records or persons.
     """
 
     records: Split
@@ -296,12 +308,14 @@ class LoadedRecords(Described):
 class DatasetEntry:
     """One data set: its publisher, licence, files and options, default split sizes, and the loader that reads it.
 
-    ``rows``: the publisher's number of records; None if not public. ``persons``: the publisher's number of persons;
-    None if unknown. Records name their persons only under the options ``persons_when``. ``citation``: the reference for
-    a study. ``num_public``, ``num_validation`` and ``num_test``: default sizes of splits. None takes every record that
-    the publisher set aside for the split; a test split without such records gets a quarter of ``rows``.
-    ``count_public`` counts public records in files of their own. ``class_shares``: the declared share of each class.
-    ``num_classes``: the number of classes under the default options.
+    - ``rows``, ``persons``: the publisher's numbers of records and persons; None if unknown or not public.
+    - ``persons_when``: if the source has persons, the options with which records name them; empty: with any options.
+    - ``citation``: the reference for a study.
+    - ``num_public``, ``num_validation``, ``num_test``: default sizes of splits. None takes every record that the
+      publisher set aside for the split; a test split without such records gets a quarter of ``rows``.
+    - ``count_public``: a function that counts public records in files of their own.
+    - ``class_shares``: the declared share of each class.
+    - ``num_classes``: the number of classes under the default options.
     """
 
     name: str
@@ -545,8 +559,10 @@ MOST_RECORDS = 2**17
 
 
 def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
-    """Yield row numbers in blocks of about ``size`` rows, which together are all records; the records of a person are
-    never in different blocks. ``person_N`` is the number of each record's person."""
+    """Divide all rows into blocks of about ``size`` rows, and yield the row numbers of each block.
+
+    ``person_N`` is the number of each row's person. All rows of a person are in the same block.
+    """
     rows = np.argsort(person_N, kind="stable")
     starts = np.flatnonzero(np.diff(person_N[rows], prepend=-1))
     # The first person who begins in each stretch of ``size`` records begins a part.
@@ -557,15 +573,13 @@ def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
 def shortened_by_person(
     votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
 ) -> tuple[IntArray, IntArray]:
-    """Add up the votes of each person for each row of a table of votes, which a method will release with noise. Scale
-    these sums down so that all sums of a person together have an L2 norm of at most ``norm``.
+    """Add up each person's votes for each row of a table of votes, and shorten the sums: all sums of one person
+    together have an L2 norm of at most ``norm``, so that the noise on the released table can protect persons.
 
-    Return for each sum its row in the table (R,), and its numbers (R, W).
-
-    Record n of person ``person_N[n]`` votes ``votes_NW[n]`` for row ``row_N[n]`` of the table; no vote is longer than
-    ``norm``. A person's votes are added up row by row. If their joint norm exceeds ``norm``, they are scaled down to
-    it, in whole numbers rounded towards zero. The result depends on the person's own records alone, bit for bit.
-    ValueError for more than ``MOST_RECORDS`` records of one person.
+    Return for each sum its row in the table (R,), and its numbers (R, W). Record n belongs to person ``person_N[n]``
+    and votes ``votes_NW[n]`` for row ``row_N[n]`` of the table; no vote may be longer than ``norm``. Shortened sums are
+    whole numbers, rounded towards zero. They depend on the person's own records alone, bit for bit. ValueError for more
+    than ``MOST_RECORDS`` records of one person.
     """
     # Rows of one person together, and within them the votes for one row of the table.
     order = np.lexsort((row_N, person_N))
@@ -650,8 +664,10 @@ def divide_by_hash(
 
     Adding or removing a unit moves no other unit, so that releases from different splits compose in parallel. ``seed``
     is the public key of the hash; equal names go together, as do all records of a person. A split with files of its own
-    consists of their records; ``num_public`` limits the public split. :class:`DataSettingsError` for public records
-    without files of their own: if the hash chose the public records, it might choose a private unit that is added.
+    consists of their records; ``num_public`` limits the public split.
+
+    :class:`DataSettingsError` if public records have no files of their own. The hash would have to choose them among
+    all records, and a private record that is added could then become public.
     """
     origins = np.array(records.origins or ["any"] * len(records.records))
     set_aside = {name: np.isin(origins, list(SET_ASIDE[name])) for name in ("public", "validation", "test")}
@@ -724,10 +740,10 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
 
 
 def check_members(dataset: Dataset, *names: str) -> None:
-    """Raise :class:`DataError` if the private split lacks a class or a group, or if another split among ``names`` has
-    records but lacks a group.
+    """Raise :class:`DataError` if the private split lacks a class or a group, or if another split lacks a group
+    although it has records.
 
-    An empty public, validation or test split passes.
+    Only the splits in ``names`` are checked for groups; the classes of private records are always checked.
     """
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
     splits = {name: split for name, split in dataset.splits.items() if name in names}

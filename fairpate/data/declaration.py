@@ -378,8 +378,10 @@ class Declaration(Section):
 
     @property
     def all_options(self) -> dict[str, Option]:
-        """All options of the data set: the declared ones, the choice of a sensitive attribute if there are several,
-        and, for tables, whether a model may see the attribute, or, for pictures, the kind of features."""
+        """All options of the data set: those that the declaration lists, and up to two more. One chooses the sensitive
+        attribute if several are declared. The other is the kind of features for pictures; for tables it says whether a
+        model may see the attribute.
+        """
         options = {}
         for name, choice in self.options.items():
             flag = choice.default == "true"
@@ -689,13 +691,13 @@ Headers = dict[Part, tuple[str, tuple[str, ...]]]
 def _unit_names(
     table: Declaration, request: Request, rows: pa.Table, codes_N: IntArray, file: str, pool: Part, headers: Headers
 ) -> pa.LargeStringArray:
-    """Return a name for each row's record; the caller appends a number to names that occur again.
+    """Return a name for each row's record. Names may repeat: the caller appends a number to a repeated name.
 
-    The names of two parts with files of their own always differ, and so do those of two persons: a person's names, and
-    the numbers appended to them, do not depend on other persons' rows. If no key or text is declared, a name is a hash
-    of the features and the label: rows with equal values get equal names, even if they are written differently.
-    ``pool`` is the part of the data set that is divided together with these rows; ``headers`` caches the first file of
-    each pool, and its columns.
+    With a declared key, the name is the key. Otherwise it is a hash of declared columns of text, or of features and
+    label: rows with equal values then get equal names, even if they are written differently. Hashed names of different
+    persons differ, and so do those of different parts of the data set (``pool``) that are divided separately.
+
+    ``headers`` caches, for each pool, its first file and the columns of that file.
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
@@ -778,8 +780,11 @@ def _person_names(
 
 
 def _require_whole_persons(person: Person, batches: list[tuple[Part, str, IntArray]], faults: TableFaults) -> None:
-    """Add a fault for each file that has rows of a person who also has rows in an earlier part of the data set.
-    ``batches`` are triples of part, file and numbers of persons."""
+    """Check that no person has rows in two parts of the data set (such as public and private), as no split could then
+    keep a person's rows together. A fault is added for each file with rows of a person of an earlier part.
+
+    ``batches`` are triples of part, file and the number of each row's person.
+    """
     earlier = np.zeros(0, dtype=np.int64)
     # Batches are sorted by part and file, so that groupby yields each once.
     for _, of_part in itertools.groupby(batches, key=itemgetter(0)):

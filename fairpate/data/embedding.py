@@ -29,22 +29,13 @@ import numpy.typing as npt
 import scipy
 from safetensors import SafetensorError, safe_open
 
+from fairpate import types
 from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
 from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
 from fairpate.data.tables import even_records
 from fairpate.files import arrays_digest, write_atomically
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
-from fairpate.types import (
-    DataError,
-    DataSettingsError,
-    IntArray,
-    UserError,
-    functional,
-    in_blocks,
-    safetensors_torch,
-    sklearn,
-    torch,
-)
+from fairpate.types import DataError, DataSettingsError, IntArray, functional, in_blocks, sklearn, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,12 +58,12 @@ sides."""
 
 @dataclass(frozen=True, kw_only=True)
 class Nearness:
-    """Computes exactly how near rows e are to public rows c: e . c - |c|^2 / 2, which is largest at the smallest
-    distance.
+    """Compares rows with K public rows, to find the nearest ones. The nearness of a row e to a public row c is ``e . c
+    - |c|^2 / 2``, which is largest where the distance is smallest.
 
-    A public row is given by V copies, such as slightly turned pictures, of which the nearest counts. Rows and public
-    rows are rounded to whole numbers so small that sums of products are at most 2^23 and therefore exact. So a row's
-    values depend on no other row, and equal distances stay equal.
+    A public row has V copies, such as slightly rotated pictures; the copy nearest to a row determines its nearness. All
+    rows are rounded to whole numbers so small that float32 computes exactly. The nearness of a row then depends on no
+    other row.
     """
 
     scale: float
@@ -113,12 +104,13 @@ class Nearness:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Leading eigenvectors of the neighbourhood graph of public records, used as coordinates. The coordinates of any
-    other record are the mean of those of its nearest public neighbours.
+    """Coordinates from the neighbourhood graph of public records, which connects records with similar principal
+    components.
 
-    Public records are connected to those with similar components. The leading eigenvectors of this graph (Ng, Jordan
-    and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class better than distances do. Two
-    pictures are near if one is near a slightly rotated, slanted, stretched or shifted copy of the other.
+    Public records get their coordinates from the leading eigenvectors of the graph (Ng, Jordan and Weiss 2001;
+    diffusion maps, Coifman and Lafon 2006), which follow the shape of a class better than distances do. The coordinates
+    of any other record are the mean of those of its nearest public neighbours. To find neighbours, pictures are
+    compared with slightly rotated, slanted, stretched and shifted copies of the public pictures.
     """
 
     components: Embed
@@ -127,8 +119,9 @@ class Graph:
 
     @classmethod
     def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
-        """Build the neighbourhood graph of the public ``pool`` (M, ...) and compute its eigenvectors; ``seed`` starts
-        the search for them."""
+        """Build the neighbourhood graph of the public ``pool`` (M, ...) and compute its eigenvectors. ``seed``
+        determines the start of the iterative solver, so that the result is reproducible.
+        """
         copies = []
         for turn, slant, wide, high, across, down in _COPIES if pool.ndim == 4 else ():
             cosine, sine = math.cos(turn), math.sin(turn)
@@ -176,8 +169,9 @@ class Graph:
         return torch.cat(parts)
 
     def at_once(self, x: Tensor) -> Tensor:
-        """Return the coordinates (N, E) of a few records ``x``, computed as one graph of tensor operations without a
-        loop, so that the computation can be exported."""
+        """Return the coordinates (N, E) of a few records ``x``, computed by tensor operations without a loop, so that
+        the computation can be exported (to ONNX).
+        """
         assert isinstance(self.components, Components)
         scaled_ND = self.components(x, at_once=True).double() * self.nearness.scale
         lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
@@ -204,15 +198,16 @@ _STEPS, _SIDE = 10, 16  # quantiles of a column, and pixels of a side of a shrun
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Principal components of the plain features of public records.
+    """Principal components of public records, computed from these features:
 
-    Plain features of tables: the columns, and for a column of many values one indicator for each of some quantiles of
-    public records, which is 1 if the value reaches the quantile (``thresholds_K`` of the columns ``column_K``). Plain
-    features of pictures: square roots of oriented gradients (:mod:`fairpate.oriented_gradients`), averaged with the
-    mirror image's if configured, and the pixels of the shrunk picture. So that neither rare nor large values dominate,
-    each feature of a table, and for pictures each component, is divided by the square root of its standard deviation
-    over the public records. ``whole_FE`` are the components as whole multiples of ``unit_E``. ``side``: width and
-    height of the shrunk picture in pixels; 0: no shrunk picture is used.
+    - of tables: the columns, and for a column of many values also indicators: for each of some quantiles of the public
+      records, 1 if the value reaches the quantile (``thresholds_K`` of the columns ``column_K``);
+    - of pictures: square roots of oriented gradients (:mod:`fairpate.oriented_gradients`), averaged with those of the
+      mirror image if configured, and the pixels of a shrunk picture of ``side`` pixels (0: without these pixels).
+
+    Each feature of a table, and each component of pictures, is divided by the square root of its standard deviation
+    over the public records. This keeps rare or large values from dominating. ``whole_FE`` has the components as whole
+    multiples of ``unit_E``.
     """
 
     config: EmbeddingConfig
@@ -229,8 +224,8 @@ class Components:
         """Compute the components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
         With ``evened``, the components of pictures are divided by the square roots of their standard deviations. With
-        ``plain``, the features are a table's columns without indicators of thresholds, or the oriented gradients of
-        pictures alone. DataError for fewer than two records, and for numbers that are not finite.
+        ``plain``, a table's indicators or the pixels of shrunk pictures are left out of the features. DataError for
+        fewer than two records, and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(
@@ -279,8 +274,9 @@ class Components:
         )
 
     def __call__(self, x: Tensor, *, at_once: bool = False) -> Tensor:
-        """Return coordinates (N, E), ``float32``, of records ``x`` (N, ...). ``at_once``: for a few records, as one
-        graph of tensor operations without a loop."""
+        """Return coordinates (N, E), ``float32``, of records ``x`` (N, ...). ``at_once``: for a few records, by tensor
+        operations without a loop, so that the computation can be exported.
+        """
         if not at_once:
             embedded_NE, start = torch.empty(len(x), len(self.unit_E)), 0
             for part in in_blocks(x, _EMBEDDED_AT_ONCE, "components"):
@@ -296,10 +292,11 @@ class Components:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Principal components and, optionally, a ``graph`` of neighbours, scaled so that a typical record has a constant
-    norm.
+    """Replaces the features of records by coordinates: principal components of public records and, for pictures, their
+    position in a ``graph`` of public neighbours. Coordinates are scaled so that a typical record has a fixed norm.
 
-    ``radius``: the median norm of the pool's components; ``record_shape``: the shape of one record.
+    ``radius``: the median norm of the public records' components, before this scaling. ``record_shape``: the shape of
+    one record.
     """
 
     config: EmbeddingConfig
@@ -322,8 +319,8 @@ class Embedding:
     def __call__(self, x: Tensor, *, at_once: bool = False) -> Tensor:
         """Return coordinates (N, E), ``float32``, of records ``x`` (N, ...).
 
-        ``at_once``: for a few records, as one graph of tensor operations without a loop. If several neighbours are
-        equally near, it may then choose different ones.
+        ``at_once``: for a few records, by tensor operations without a loop, so that the computation can be exported. If
+        several neighbours are equally near, it may then choose different ones.
         """
         share = 0.0 if self.graph is None else self.config.graph_share
         components_NE = self.components(x, at_once=at_once)
@@ -391,15 +388,15 @@ FORMAT = "fairpate.embedding/2"
 _COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit_E")
 
 
-class EmbeddingFileError(UserError):
+class EmbeddingFileError(types.UserError):
     """Raised for a file that does not contain a complete embedding."""
 
 
 def save_embedding(embedding: Embedding, path: Path) -> None:
     """Write the embedding, which depends on public records alone, to a file that :func:`read_embedding` reads.
 
-    An embedding that is fitted again on another machine may differ: components with nearly equal spreads, and a graph
-    of few pictures, may be rotated, depending on the processor and the number of threads.
+    The file is needed because an embedding that is fitted again on another machine may differ: some components may be
+    rotated, depending on the processor and the number of threads.
     """
     tensors = {f"components.{name}": getattr(embedding.components, name) for name in _COMPONENTS}
     config, shape = embedding.config.model_dump(mode="json"), list(embedding.record_shape)
@@ -415,10 +412,8 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         values |= {"scale": nearness.scale}
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
     values["sha256"] = arrays_digest({name: tensor.numpy() for name, tensor in content.items()})
-    write_atomically(
-        path,
-        lambda temporary: temporary.write_bytes(safetensors_torch.save(content, {"embedding": json.dumps(values)})),
-    )
+    encoded = types.safetensors_torch.save(content, {"embedding": json.dumps(values)})
+    write_atomically(path, lambda temporary: temporary.write_bytes(encoded))
     # Nothing in the file is private: all users of the model need to read it.
     path.chmod(0o644)
 
@@ -486,11 +481,11 @@ FEATURES = Option(
 
 def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
     """Return records whose pictures are replaced by features: ``oriented_gradients``, or the output of the user's own
-    ``module:function``.
+    function, named as ``module:function``.
 
-    A declaration may name a function from one picture (channels, height, width), bytes, to a vector of finite numbers.
-    The function must not depend on private records. It gets one picture at a time, so that no record's features depend
-    on another's, and runs only if files may name code (:mod:`fairpate.config`).
+    The function maps one picture (channels, height, width), bytes, to a vector of finite numbers. It must not depend on
+    private records. It gets one picture at a time, so that no record's features depend on another's. It runs only if
+    the user allows files to name code (:mod:`fairpate.config`).
     """
     pictures = records.records.x
     if not PLACE.fullmatch(features):
@@ -532,9 +527,11 @@ _NEAREST_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Prototypes:
-    """Prototypes: centres of clusters of public records, to which records are assigned for votes. ``embed`` computes
-    the coordinates of a record; ``centres`` (K, D or E) are those of the prototypes. ``coordinates_MD`` and
-    ``prototype_M`` are the coordinates and the nearest prototype of every public record."""
+    """Prototypes: centres of K clusters of public records. Each private record votes for its nearest prototype.
+
+    ``embed`` computes the coordinates of a record. ``centres`` are the coordinates of the prototypes, a row each.
+    ``coordinates_MD`` and ``prototype_M`` are the coordinates and the nearest prototype of every public record.
+    """
 
     embed: Embed
     centres: Floats

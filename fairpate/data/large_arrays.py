@@ -51,8 +51,9 @@ class Pixels:
     file: Path | None = None
 
     def rows(self, index: Tensor) -> Tensor:
-        """Return the pictures at ``index``: a copy in memory if they are few or in memory already, otherwise a view of
-        a new file, written next to this one."""
+        """Return the pictures at ``index``. They are a copy in memory if they are few, or if all pictures are in memory
+        already; otherwise a view of a new file, written to the folder of ``file``.
+        """
         if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
         # The file's name is a hash of everything that determines its pixels: with the rows it identifies the new file.
@@ -199,10 +200,9 @@ _AT_ONCE = 2**15
 
 
 class Names(Sequence[str]):
-    """An ordered collection of N names of records or persons, which is equal to any sequence of the same strings.
+    """An ordered collection of N names of records or persons, which compares equal to any sequence of the same strings.
 
-    The names are stored packed: a packed name takes eight bytes plus its text (a Python string in a list 57 plus its
-    text), and the names of a large table are in a file.
+    Names are stored packed, in less memory than Python strings; the names of a large table are in a file.
     """
 
     packed: pa.LargeStringArray

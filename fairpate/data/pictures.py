@@ -272,10 +272,12 @@ def load_utkface(request: Request) -> LoadedRecords:
     """Return UTKFace as (3, size, size): the label is gender or age, the group is race, gender or both.
 
     Age, gender and race are read from file names `age_gender_race_date.jpg.chip.jpg`. The publisher's labels are
-    estimates of a model, checked by a person. Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do
-    not print their bounds: these are decades. A file name contains the race, so records are named and sorted without
-    the race: by age, gender and date, and, where these are equal, by the picture's content. If the gender is in the
-    group, names leave it out too, so records are divided into other splits.
+    estimates of a model, checked by a person. Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2); their
+    bounds are not in that paper, and here they are decades.
+
+    No record's name may depend on the race, so names consist of age, gender and date. Where these are equal, a number
+    follows, in the order of the pictures' hashes. If the gender is in the group, names leave it out too; the records
+    are then divided into splits differently.
     """
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     if label in sensitive.split("_and_"):
@@ -329,13 +331,22 @@ def load_utkface(request: Request) -> LoadedRecords:
 
 
 def _of_pictures(
-    request: Request, pictures: Pictures, names: Sequence[str], *, mode: Mode = "RGB", **facts: Any
+    request: Request,
+    pictures: Pictures,
+    names: Sequence[str],
+    *,
+    record_id: Sequence[str],
+    y: torch.Tensor,
+    z: torch.Tensor,
+    unit_id: Sequence[str] = (),
+    mode: Mode = "RGB",
+    **facts: Any,
 ) -> LoadedRecords:
-    """Return the records of the pictures ``names``, decoded at the requested size; ``facts`` are fields of
-    :class:`LoadedRecords` and of its records."""
+    """Return the records of the pictures ``names``, decoded at the requested size; ``facts`` are other fields of
+    :class:`LoadedRecords`."""
     pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
-    own = {name: facts.pop(name) for name in ("y", "z", "record_id", "unit_id") if name in facts}
-    return LoadedRecords(kind="image", records=Split(x=pixels.x, **own), mapped=pixels, **facts)
+    records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
+    return LoadedRecords(kind="image", records=records, mapped=pixels, **facts)
 
 
 def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:

@@ -24,37 +24,15 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.config import DataConfig, nearest, parse_config, read_yaml
+from fairpate.data import dataset as datasets
 from fairpate.data import tables
-from fairpate.data.dataset import (
-    DESCRIBED,
-    OWN_FILES,
-    PERMITTED,
-    SET_ASIDE,
-    Dataset,
-    DatasetEntry,
-    Described,
-    LoadedRecords,
-    Part,
-    Request,
-    SourceFile,
-    check_file,
-    check_members,
-    divide,
-    divide_by_hash,
-    expanded,
-    find,
-    how_to_get,
-    locate,
-    resolve_data_dir,
-    sha256_of,
-)
+from fairpate.data.dataset import Dataset, DatasetEntry, Described, LoadedRecords, Part, Request, SourceFile, find
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import Names
@@ -145,11 +123,10 @@ MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
 
 
 class Registry(Mapping[str, DatasetEntry]):
-    """A mapping from names to data sets: the public data sets of pictures, and one table for each YAML file in
-    ``folder``, which is read on first use.
+    """A mapping from names to data sets: the public data sets of pictures, and the tables that the YAML files in
+    ``folder`` declare, one each. A file is read when its data set is first looked up.
 
-    :class:`DataSettingsError` for a file whose name is not that of the data set which it declares, and for a wrong
-    declaration.
+    :class:`DataSettingsError` for a wrong declaration, and for a file that is not named after its data set.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -216,7 +193,7 @@ def entry_for(source: DataConfig | str) -> DatasetEntry:
         return REGISTRY[name]
     path, entry = declared.path, entry_of(read_declaration(declared.path))
     # A resumed run must read, name and divide records as before.
-    if sha256_of(path) != declared.sha256:
+    if datasets.sha256_of(path) != declared.sha256:
         raise DataSettingsError(
             f"data.declaration: {path} has changed since the run began; restore it, or start a new run folder."
         )
@@ -238,12 +215,12 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
     if config.declaration is None:
         return {config.name: True} if config.name in REGISTRY else {}
     found: dict[str, bool] = {}
-    folder = resolve_data_dir(config.data_dir or config.declaration.path.parent)
+    folder = datasets.resolve_data_dir(config.data_dir or config.declaration.path.parent)
     for part, files in read_declaration(config.declaration.path).files.parts.items():
-        for file in (one for each in files for one in expanded(each, folder)):
+        for file in (one for each in files for one in datasets.expanded(each, folder)):
             _, path = find(file, folder) or (file, folder)
             if path.is_file():
-                name = _files_of_test_records().get(check_file(file, path, unpack=path.suffix == ".gz"))
+                name = _files_of_test_records().get(datasets.check_file(file, path, unpack=path.suffix == ".gz"))
                 found |= {name: part != "public" or found.get(name, False)} if name else {}
     return found
 
@@ -262,14 +239,15 @@ def _files_of_test_records() -> dict[str, str]:
 
 
 def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
-    """Return the declared data set as it is loaded by one of several sites that compute together, or, with
-    ``has_private`` False, by their coordinator.
+    """Return the data set of one party to a computation over several sites: of a site, or of the coordinator if
+    ``has_private`` is False.
 
-    A site's private records may lack a class or a group. Declared files may be missing at a party that does not read
-    them. The coordinator does not read private records, and a site does not read validation and test records. With a
-    hashed split no party reads validation and test records, because each site sets test records aside from its private
-    ones. Errors as in :func:`load_data`. :class:`DataSettingsError` also if private records have no file of their own,
-    or if no declared file is left for the coordinator.
+    A site reads its own private records, which may lack a class or a group, and the public ones. The coordinator reads
+    public, validation and test records; with a hashed split only public ones, because each site then sets test records
+    aside from its private ones. Files that a party does not read may be missing.
+
+    Errors as in :func:`load_data`. :class:`DataSettingsError` also if private records have no file of their own, or if
+    the declaration has no file that the coordinator may read.
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
@@ -321,19 +299,20 @@ def dataset_of(
         sizes[split] = default if given is None else given
         # Without a size every record that is set aside for the split is taken, and a quarter of the rows if there are
         # none: by the publisher's count, since a size that depended on private records would move others.
-        if sizes[split] is None and SET_ASIDE[split].isdisjoint(origins) and not PERMITTED[split].isdisjoint(origins):
+        own, permitted = datasets.SET_ASIDE[split], datasets.PERMITTED[split]
+        if sizes[split] is None and own.isdisjoint(origins) and not permitted.isdisjoint(origins):
             sizes[split] = entry.protected({}, "record")[0] // 4
     parts = ""
     if (shares := config.split) is not None:
-        splits: dict[str, Any] = divide_by_hash(records, shares, seed=config.seed, num_public=sizes["public"])
+        splits: dict[str, Any] = datasets.divide_by_hash(records, shares, seed=config.seed, num_public=sizes["public"])
         # Everything that assigns a name to a part: parts of one rule are disjoint, and the odometer may count them
         # separately.
         rule = (records.naming, config.seed, shares.test_share, shares.validation_share, sorted(options.items()))
         parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
-        if np.isin(records.origins or [], list(SET_ASIDE["test"] | SET_ASIDE["validation"])).any():
-            parts = OWN_FILES + parts
+        if np.isin(records.origins or [], list(datasets.SET_ASIDE["test"] | datasets.SET_ASIDE["validation"])).any():
+            parts = datasets.OWN_FILES + parts
     else:
-        splits = divide(records, sizes, seed=config.seed)
+        splits = datasets.divide(records, sizes, seed=config.seed)
     # Persons may be named under some options only; if they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
     public_persons = None
@@ -348,11 +327,11 @@ def dataset_of(
         keeps_names=records.keeps_names,
         shared_unit=shared_unit,
         public_persons=public_persons,
-        **{name: getattr(records, name) for name in DESCRIBED},
+        **{name: getattr(records, name) for name in datasets.DESCRIBED},
         **splits,
     )
     # Few public records may lack a group, which only some methods read.
-    check_members(dataset, "private", "validation", "test")
+    datasets.check_members(dataset, "private", "validation", "test")
     # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
 
@@ -438,7 +417,7 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
                 unlabelled_G=tuple(torch.bincount(split.z[split.y < 0], minlength=num_groups).tolist()),
             )
         )
-    described = {name: getattr(dataset, name) for name in (*DESCRIBED, "name")}
+    described = {name: getattr(dataset, name) for name in (*datasets.DESCRIBED, "name")}
     return DatasetDescription(record_shape=tuple(dataset.private.x.shape[1:]), splits=tuple(splits), **described)
 
 
@@ -497,7 +476,7 @@ def load_once(config: DataConfig) -> Dataset:
     files return the same object."""
     entry = entry_for(config)
     folder, needed = request_of(config, entry).data_dir, entry.needed_files(config.options)
-    paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
+    paths = (datasets.locate(each, folder)[1].absolute() for file in needed for each in datasets.expanded(file, folder))
     stats = ((path, path.stat()) for path in paths)
     return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
@@ -539,10 +518,12 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Download the files that data set ``name`` needs into ``data_dir`` and return their paths.
 
-    An existing, undamaged file is kept. A download is written to a temporary name and renamed only after its sha256 was
-    compared with the pinned one, so a damaged or interrupted download leaves nothing behind. ``stage`` displays the
-    progress of each download. :class:`DataError` names the address, the file and the folder to put it into if the file
-    cannot be downloaded, arrives damaged, or needs a registration (reported before anything is downloaded).
+    An existing, undamaged file is kept. A download is renamed to its final name only after its sha256 was compared with
+    the pinned one, so a damaged or interrupted download leaves nothing behind. ``stage`` displays the progress of each
+    download.
+
+    :class:`DataError` if a file cannot be downloaded, is damaged, or needs a registration with its publisher; the last
+    is reported before anything is downloaded. The message says how to get the file, and the folder to put it into.
     """
     files = entry_for(name).needed_files(options or {})
     missing = []
@@ -551,18 +532,20 @@ def fetch(
             missing.append(file)
         elif found[1].is_file():
             # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
-            check_file(*found, unpack=found[1].name != Path(found[0].path).name)
+            datasets.check_file(*found, unpack=found[1].name != Path(found[0].path).name)
     # Before anything is downloaded, so that a user is not asked to register after an hour.
-    if by_hand := [how_to_get(file, data_dir) for file in missing if file.url is None]:
+    if by_hand := [datasets.how_to_get(file, data_dir) for file in missing if file.url is None]:
         raise DataError(
             f"{name} cannot be fetched without its publisher's consent. " + " ".join(dict.fromkeys(by_hand))
         )
     for file in missing:
         _download(file, data_dir / file.path, stage)
-    return tuple(locate(file, data_dir)[1] for file in files)
+    return tuple(datasets.locate(file, data_dir)[1] for file in files)
 
 
 def _download(file: SourceFile, target: Path, stage: Stage) -> None:
+    import httpx  # here, as every command imports this module and few download
+
     assert file.url is not None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -591,7 +574,7 @@ def _download(file: SourceFile, target: Path, stage: Stage) -> None:
                     raise DataError(
                         f"{file.url}: expected a zip archive with {file.member} in it ({error}); try again."
                     ) from error
-            found = sha256_of(content)
+            found = datasets.sha256_of(content)
             if file.sha256 not in (None, found):
                 raise DataError(
                     f"{file.url}: damaged download of {target.name}: expected sha256 {file.sha256}, found {found}; "
@@ -676,10 +659,11 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 @dataclass(kw_only=True)
 class Seen:
-    """Facts about one column of a file, collected batch by batch to draft its declaration.
+    """Facts about one column of a file, from which a declaration of this column is drafted: its values, their range,
+    the number of missing ones. They are collected batch by batch.
 
-    ``marks`` are values such as `n/a` that often mean a missing value. These values count as missing in a column of
-    numbers, and as text in a column of words.
+    ``marks`` are values such as `n/a`, which often mean that a value is missing. In a column of numbers they are taken
+    as missing values, in a column of words as text.
     """
 
     rows: int = 0

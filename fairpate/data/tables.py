@@ -61,8 +61,7 @@ def stretched(values: Floats, scale: str | None) -> Floats:
 
 
 def several(value: Any) -> Any:
-    """Return a text or a dictionary as a tuple with it as the one item; any other value, such as a list, is returned
-    unchanged."""
+    """Return a text or a dictionary as a tuple with one item; return any other value, such as a list, unchanged."""
     return (value,) if isinstance(value, (str, dict)) else value
 
 
@@ -211,8 +210,9 @@ class NumberRange(Section):
 
     @property
     def bounds(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """The lower and the upper bound, each paired with 0 if the bound belongs to the range; otherwise with 1 (lower)
-        or -1 (upper), so that ranges can be compared."""
+        """The lower and the upper bound, each as a pair that can be compared with pairs of other ranges: the bound and
+        0 if the bound belongs to the range; otherwise the bound and 1 (lower) or -1 (upper).
+        """
         lower = (-math.inf if self.at_least is None else self.at_least, 0)
         upper = (math.inf if self.at_most is None else self.at_most, 0)
         return lower if self.above is None else (self.above, 1), upper if self.below is None else (self.below, -1)
@@ -437,9 +437,10 @@ _SHOWN, _LENGTH = 3, 40
 class TableFaults:
     """Collects the faults of a data set while its files are read, to report them together.
 
-    ``found`` has the number of faulty rows and some of their values for each key: file, column, what was expected, the
-    remedy, and words for values that may not be shown. ``counts``: numbers of rows by file, column, and `clipped`,
-    `missing` or `other`. ``rows``: numbers of rows read by file.
+    - ``found``: the number of faulty rows, and some of their values, for each kind of fault. The key of a fault is its
+      file, its column, what was expected, the remedy, and a text to show if no values may be shown.
+    - ``counts``: numbers of rows by file, column, and what happened to the value: `clipped`, `missing` or `other`.
+    - ``rows``: numbers of rows read by file.
     """
 
     found: dict[tuple[str, str, str, str, str], tuple[int, tuple[str, ...]]] = field(default_factory=dict)
@@ -486,8 +487,12 @@ _RESTORE = "restore the file"
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The layout of delimited text: ``columns`` names the fields of a file without a header line, ``separator`` None is
-    a tab in .tsv files and otherwise a comma, and a first line that begins with ``comment`` is skipped."""
+    """The layout of delimited text.
+
+    - ``columns``: the names of the fields, if the file has no header line.
+    - ``separator``: the character between fields; None: a tab in .tsv files, otherwise a comma.
+    - ``comment``: a first line that begins with this text is skipped.
+    """
 
     columns: Sequence[str] | None = None
     separator: str | None = None
@@ -507,8 +512,9 @@ def read_batches(
 ) -> Iterator[pa.Table]:
     """Yield the rows of the file at ``path``, batch by batch; its suffix selects Parquet, Feather, Arrow or text.
 
-    ``name`` is the file's name in error messages. Delimited text, with this ``layout``, may be gzipped. For the other
-    formats, ``wanted`` are the only columns read, None: all. :class:`DataError` as in :func:`read_table`.
+    ``name`` is the file's name in error messages. ``layout`` describes delimited text, which may be gzipped. In the
+    other formats only the columns ``wanted`` are read, or all if it is None. :class:`DataError` as in
+    :func:`read_table`.
     """
     require_readable(path, name)
     if path.suffix not in TYPED_SUFFIXES:

@@ -29,10 +29,11 @@ from fairpate.types import GateRule, IntArray
 
 
 class DemographicParityGate:
-    """A demographic-parity gate, which decides whether a label may be released for a group, by its rule and the counts
-    of the labels released so far.
+    """A demographic-parity gate: it decides whether a label may be released for a record of a group, so that the
+    released labels differ little between groups.
 
-    It starts empty, or resumes from the ``counts_GC`` of an earlier gate: decisions depend on the counts alone.
+    A decision depends on the gate's ``rule`` (such as the largest gap) and on ``counts_GC``, the labels released so far
+    by group and class. A new gate starts without released labels, or with the counts of an earlier gate.
     """
 
     def __init__(self, rule: GateRule, *, num_groups: int, num_classes: int, counts_GC: IntArray | None = None) -> None:

@@ -66,7 +66,8 @@ def joint_table(
     labels_N: npt.ArrayLike | None = None,
     answered_N: npt.ArrayLike | None = None,
 ) -> FloatArray:
-    """Return the prediction mass by group, true label and predicted label, shape (G, Y, C).
+    """Return the number of predictions by group, true label and predicted label, shape (G, Y, C). A probabilistic
+    prediction counts as a fraction for each class.
 
     ``predictions`` holds hard labels (N,) or probabilities (N, C). Only records where ``answered_N`` is True are read.
     ValueError for lengths that differ, labels or groups out of range and rows that are not probabilities.
@@ -139,9 +140,7 @@ def cumulative_tables(
 ) -> FloatArray:
     """Return the :func:`joint_table` after each released label of a stream, shape (N, G, 1, C), to follow a gap over
     time."""
-    groups, _, mass_NC = _answered_records(
-        labels_N, groups_N, None, None, num_groups=num_groups, num_classes=num_classes
-    )
+    groups, _, mass_NC = _answered_records(labels_N, groups_N, num_groups=num_groups, num_classes=num_classes)
     steps_NG1C = np.zeros((len(groups), num_groups, 1, num_classes))
     steps_NG1C[np.arange(len(groups)), groups, 0] = mass_NC
     return steps_NG1C.cumsum(axis=0)
@@ -178,8 +177,8 @@ def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
 def _answered_records(
     predictions: npt.ArrayLike,
     groups_N: npt.ArrayLike,
-    labels_N: npt.ArrayLike | None,
-    answered_N: npt.ArrayLike | None,
+    labels_N: npt.ArrayLike | None = None,
+    answered_N: npt.ArrayLike | None = None,
     *,
     num_groups: int,
     num_classes: int,
@@ -227,13 +226,13 @@ ErrorRate = Literal["fnr", "fpr", "fdr"]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCell:
-    """The position of a value of a metric: an event, and the group or the two groups in which the event's rate is
-    measured.
+    """The position of one value of a metric: an event, and the group or the two groups in which its rate is measured.
 
-    ``group`` None means all groups together; ``other_group`` is the second group of a pairwise comparison. The event is
-    that ``label`` is predicted, or with ``label_is`` False that it is not; None: the event is about no single label, as
-    for accuracy. Only records with the true label ``given_label`` are counted, or with ``given_is`` False only those
-    with another one; None: all records.
+    - ``group``: the group; None: all groups together. ``other_group``: the second group of a pairwise comparison.
+    - ``label``: the event is that this label is predicted, or, with ``label_is`` False, that another one is; None: the
+      event is about no single label, as for accuracy.
+    - ``given_label``: only records with this true label count, or, with ``given_is`` False, only those with another
+      one; None: all records count.
     """
 
     group: int | None = None
@@ -248,9 +247,9 @@ class GroupCell:
 class WorstCase:
     """The worst case of a metric: ``value`` is the largest value over all defined cells, or NaN if there is none.
 
-    ``n_undefined`` counts the rates left out: without records, or without another group to compare with.
-    ``min_cell_size`` is the number of records in the smallest cell that was compared (0 if none was); ``where`` is the
-    cell that attains ``value``.
+    ``where`` is the cell (event and groups) that attains ``value``. ``min_cell_size`` is the number of records in the
+    smallest cell that was compared (0 if none was). ``n_undefined`` counts the rates that were not compared, because
+    their group has no records or there is no other group to compare with.
     """
 
     value: float
@@ -275,8 +274,9 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """Events (a prediction, given a condition) and their rates by group: numerators ``hits_EG``, denominators
-    ``sizes_EG``, and a :class:`GroupCell` that describes each event."""
+    """Several events (a prediction, given a condition) and their rates by group. A rate is ``hits_EG / sizes_EG``: the
+    records with the event, divided by those that meet its condition. ``cells`` describes each event.
+    """
 
     hits_EG: FloatArray
     sizes_EG: FloatArray
@@ -333,13 +333,8 @@ def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float =
     defined = values_R[~np.isnan(values_R)]
     tails = [(1 - level) / 2, (1 + level) / 2]
     low, high = np.quantile(defined, tails) if defined.size else (math.nan, math.nan)
-    return Interval(
-        low=float(low),
-        high=float(high),
-        level=level,
-        num_replicates=values_R.size,
-        n_undefined=values_R.size - defined.size,
-    )
+    counts = {"num_replicates": values_R.size, "n_undefined": values_R.size - defined.size}
+    return Interval(low=float(low), high=float(high), level=level, **counts)
 
 
 def predicted(joint_GYC: FloatArray) -> Events:
@@ -412,10 +407,10 @@ def pairwise(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
 
 
 def below_other(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """Return 1 - rate / other rate for each pair of groups, shape (..., E, G, G): how far a group's rate lies below the
-    other's, as a share of the other's.
+    """Return 1 - rate / other rate for each pair of groups, shape (..., E, G, G): the relative amount by which the
+    first group's rate is below the second group's rate.
 
-    The largest value is 1 minus the impact ratio, because the other group then has the highest rate.
+    An event's largest value is 1 minus its impact ratio, the lowest rate divided by the highest.
     """
     rates_EG = divide(hits_EG, sizes_EG)
     itself_GG = np.eye(rates_EG.shape[-1], dtype=np.bool_)
@@ -513,11 +508,8 @@ def _comparable(sizes_EG: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _select(events: Events, chosen: Sequence[int]) -> Events:
-    return Events(
-        hits_EG=events.hits_EG[..., chosen, :],
-        sizes_EG=events.sizes_EG[..., chosen, :],
-        cells=[events.cells[e] for e in chosen],
-    )
+    hits_EG, sizes_EG = events.hits_EG[..., chosen, :], events.sizes_EG[..., chosen, :]
+    return Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[events.cells[e] for e in chosen])
 
 
 def _positive_classes(joint_GYC: FloatArray) -> Sequence[int]:
@@ -597,10 +589,10 @@ _LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator
 def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -> tuple[IntArray, FloatArray]:
     """Split a released noisy table, with noise of ``stddev`` on every number, into two tables with independent noise.
 
-    The student learns from the first table, and its rates are estimated from the second (Leiner et al. 2023, arXiv
-    2112.11079): a student fits the noise from which it learned, and would look better than it is under the same noise.
-    The noise of the first table is ``TAUGHT_NOISE`` times as wide, that of the second ``KEPT_NOISE`` times. As the
-    noisy table is already released, ``generator`` may be seeded.
+    The student learns from the first table. Its rates are estimated from the second, because a student fits the noise
+    from which it learned and would look too good under the same noise (Leiner et al. 2023, arXiv 2112.11079). The
+    standard deviation of the noise is ``TAUGHT_NOISE`` times ``stddev`` in the first table and ``KEPT_NOISE`` times in
+    the second. The noisy table is already released, so ``generator`` may be seeded.
     """
     # Floats will do here: both tables are made of one that is released already.
     drawn = generator.normal(scale=stddev, size=table.shape)
@@ -623,8 +615,11 @@ class TableByGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRecords:
-    """M public records: the vote that each would cast if it were private, its group, the probabilities of its labels,
-    and its predicted outcome, one-hot."""
+    """M public records, from which a student's predictions among private records are estimated.
+
+    ``votes_MW``: the vote that each record would cast as a private record. ``groups_M``: its group. ``likely_MY``: the
+    probabilities of its label. ``outcome_MJ``: the student's prediction for it, or refusal, one-hot.
+    """
 
     votes_MW: FloatArray
     groups_M: IntArray
@@ -662,13 +657,18 @@ class GapEstimate(PopulationEstimate):
 def estimated_population(
     table: TableByGroup, public: LabelledRecords, *, generator: np.random.Generator, num_draws: int = 2000
 ) -> Population:
-    """Return the estimated counts of a student's predictions among private records by group and label, with draws of
-    their error.
+    """Return the estimated counts of a student's predictions among private records by group and label, with random
+    draws around them that show their error.
 
-    The counts come from a regression of outcomes on votes among public records. Groups without public records are NaN.
-    The error covers the noise of the release (its variance times the squared norm of the regression's coefficients),
-    the sampling of public records (by each record's influence on a count), and the sampling of private records (by the
-    residuals of the regression). It does not cover a violation of the assumption in the module's docstring.
+    The counts come from a regression of predictions on votes among public records. Groups without public records are
+    NaN. The error has three sources:
+
+    - the noise of the release: its variance times the squared norm of the regression's coefficients;
+    - the sampling of public records: the influence of each record on a count;
+    - the sampling of private records: the residuals of the regression.
+
+    The error does not cover a difference between private and public records: the estimate assumes that the regression
+    also holds on average for the private records of each group and label.
     """
     num_groups, num_labels, _ = table.sums_GYW.shape
     num_outcomes = public.outcome_MJ.shape[1]
@@ -781,10 +781,10 @@ class _Fit:
 def _large_enough(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return hits (records with the event) and sizes (records that could have it) of every event and group in the
-    table, each (E, G), and in the draws of its error, each (R, E, G).
+    """Return hits (records with the event) and sizes (records that could have it) of every event and group. The first
+    two arrays are of the table, each (E, G); the last two are of the random draws around it, each (R, E, G).
 
-    Both are set to 0 where the size is not significantly above 0, so that there is no rate.
+    Hits and sizes are 0 where the size is not significantly above 0, so that no rate is computed there.
     """
     found, drawn = events(joint_GYC), events(draws_RGYC)
     # A ratio over a size that may be 0 has no interval, so such rates are left out beforehand.

@@ -231,9 +231,12 @@ def price(
 ) -> Price:
     """Return the epsilon of ``events`` at ``delta`` as a :class:`Price`; ``relation`` None: the relation of the events.
 
-    If an event has no loss distribution, Renyi curves are used for all. If all events are pure (they hold at delta 0),
-    the sum of their epsilons is used where it is smaller. ValueError for events under another relation, for units or
-    relations that differ, for no event, and for events that contain private votes, whose epsilon must not be published.
+    All events are composed by one accountant: by Renyi curves if an event has no loss distribution, else by
+    ``accounting``. If all events are pure (they hold at delta 0) and the sum of their epsilons is smaller, the sum is
+    returned.
+
+    ValueError for no event, for events of different units, and for events under another relation than ``relation``;
+    also for events that contain private votes, whose epsilon must not be published.
     """
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
@@ -244,15 +247,10 @@ def price(
     # One accountant for all events: a curve and a loss distribution do not compose with each other.
     if not accountant.has_loss_distributions(events):
         accounting = "rdp"
-    # Both bounds hold for any data, so that taking the smaller one reveals nothing.
     composed = accountant.epsilon_of(events, target_delta=delta, accounting=accounting)
-    return Price(
-        epsilon=min(composed, pure_epsilon(events)),
-        delta=delta,
-        unit=events[0].unit,
-        relation=relation,
-        accounting=accounting,
-    )
+    # Both bounds hold for any data, so that taking the smaller one reveals nothing.
+    least = min(composed, pure_epsilon(events))
+    return Price(epsilon=least, delta=delta, unit=events[0].unit, relation=relation, accounting=accounting)
 
 
 def noise_within(target: configuration.PrivacyTarget, events_of: Callable[[float], Sequence[Event]]) -> float:
@@ -302,12 +300,12 @@ class Training:
             self.log.admit(events, noise=noise)
 
     def reserve(self, events: Sequence[Event], noise: str) -> None:
-        """Charge ``events`` to the operator's records durably, before their noise is drawn.
+        """Charge ``events`` to the operator's odometer durably, before their noise is drawn.
 
-        LimitReachedError, with nothing charged, if the release limits have no room: a refusal after the draw would
-        reveal its outcome. After an error or a crash all of ``events`` stay charged; a training that finishes is
-        charged only for what it released. The sites of a sum over several sites charge the events themselves, when they
-        send the first message of that sum.
+        LimitReachedError, with nothing charged, if a limit on releases would be exceeded: a refusal after the draw
+        would reveal its outcome. A training that finishes is charged only for what it released; after an error or a
+        crash all of ``events`` stay charged. If several sites compute a sum, nothing is charged here: each site charges
+        the events itself, when it sends the first message of that sum.
         """
         if self.log is not None and self.noisy_sum is None:
             self.log.reserve(events, noise=noise)
@@ -315,13 +313,13 @@ class Training:
     def release(
         self, draw: Callable[[], Released], *, settings: dict[str, Any], noise: str, name: str = ""
     ) -> Released:
-        """Return one release of arrays: the stored one of this run, or the result of ``draw``, which is charged and
-        then stored.
+        """Return one release of arrays. The run's stored release is returned if there is one; otherwise ``draw`` makes
+        the release, which is then charged and stored.
 
         ``settings`` are all settings that determine the release together with records, noise and earlier releases
-        (:meth:`Method.settings_without`). A method with several releases calls this for each, for the first without a
-        ``name``; in between it may read only earlier releases, public records and the seed. Errors as
-        :meth:`fairpate.run.release_log.ReleaseLog.step`.
+        (:meth:`Method.settings_without`). A method with several releases calls this once for each, and gives each but
+        the first a ``name``. Between these calls the method may read only earlier releases, public records and the
+        seed. Errors as :meth:`fairpate.run.release_log.ReleaseLog.step`.
         """
         if self.log is None:
             return draw()
@@ -348,19 +346,23 @@ class ExpectedVotes:
 class Method(Section):
     """A method together with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
 
-    ``title`` and ``paper`` name it in reports and in the documentation. ``asks_teachers``: voters answer its queries
-    one by one through a ledger, the durable record of queries and charges, so that a service can submit further queries
-    later. ``releases_model``: the trained model is itself a release, not only learned from earlier releases.
-    ``reads_groups``: it reads the groups of private records.
-    ``protects_persons``: its events cover all records of a person together; without this, data sets that name persons
-    are refused. ``is_private``: it has a privacy guarantee; without one, nothing of a run is published.
-    ``protects_attribute_only``: only the sensitive attribute is protected, and features count as public.
-    ``learns_two_classes``: it refuses data sets with more than two classes. ``publishes_mixture``: it publishes a
-    randomised classifier. ``publishes_linear_rules``: the published model must be linear. ``has_student``: a student
-    learns from released labels, as ``student`` configures; other methods read these settings only for
-    ``public_data.self_label``.
-    ``reads_public``: it uses public records even without a setting in ``public_data``. ``rate_tells_size``: the
-    published sampling rate was computed from the real number of private records, and so reveals this number.
+    - ``title``, ``paper``: its name and its paper in reports and in the documentation.
+    - ``asks_teachers``: voters answer its queries one by one through a ledger, the durable record of queries and
+      charges, so that a service can submit further queries later.
+    - ``releases_model``: the trained model is itself a release, not only learned from earlier releases.
+    - ``reads_groups``: it reads the groups of private records.
+    - ``protects_persons``: its events cover all records of a person together; without this, data sets that name persons
+      are refused.
+    - ``is_private``: it has a privacy guarantee; without one, nothing of a run is published.
+    - ``protects_attribute_only``: only the sensitive attribute is protected, and features count as public.
+    - ``learns_two_classes``: it refuses data sets with more than two classes.
+    - ``publishes_mixture``: it publishes a classifier that draws its predictions at random.
+    - ``publishes_linear_rules``: its published model must be linear (``logistic``).
+    - ``has_student``: a student learns from released labels, as ``student`` configures. Other methods read these
+      settings only for ``public_data.self_label``.
+    - ``reads_public``: it uses public records even without a setting in ``public_data``.
+    - ``rate_tells_size``: the published sampling rate was computed from the real number of private records, and so
+      reveals this number.
     """
 
     title: ClassVar[str]
@@ -435,11 +437,9 @@ class Method(Section):
     @property
     def student_training(self) -> configuration.StudentTraining:
         """The settings of the student, with its initial weights and optimiser."""
-        student = self.student
+        student, values = self.student, dict(self.student.fit) | dict(self.training)
         learning = {name: getattr(student, name) for name in configuration.LearningConfig.model_fields}
-        fit = configuration.FitConfig(
-            **dict(student.fit), **dict(self.training), label_smoothing=student.label_smoothing
-        )
+        fit = configuration.FitConfig(**values, label_smoothing=student.label_smoothing)
         return configuration.StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
 
     def train_teachers(
@@ -503,11 +503,20 @@ class Method(Section):
 
     @property
     def unread(self) -> dict[str, str]:
-        """A mapping from each field or section that is disabled by another setting to that setting; digests of the
-        configuration leave disabled fields out."""
-        if self.has_student or self.public_data.self_label is not None:
-            return {}
-        return dict.fromkeys(configuration.LEARNING_FIELDS, "public_data.self_label")
+        """The fields and sections that have no effect, because another setting disables them. They are mapped to the
+        name of that setting, and digests of the configuration leave them out.
+
+        A section may list in ``disables`` which of its fields another field disables by its value; ``...`` is any value
+        except null.
+        """
+        learns = self.has_student or self.public_data.self_label is not None
+        unread = {} if learns else dict.fromkeys(configuration.LEARNING_FIELDS, "public_data.self_label")
+        for name, section in self:
+            for (cause, value), fields in getattr(section, "disables", {}).items():
+                set_to = getattr(section, cause)
+                if set_to == value or (value is ... and set_to is not None):
+                    unread |= {f"{name}.{field}": f"{name}.{cause}" for field in fields}
+        return unread
 
     def check(self) -> None:
         """Raise ConfigError for settings that exclude each other, before anything is read or written."""
@@ -582,8 +591,9 @@ class Method(Section):
         raise NotImplementedError
 
     def settings_without(self, *fields: str) -> dict[str, Any]:
-        """Return all settings that determine a release: the settings of the run without ``evaluation`` and without the
-        arguments ``fields``, the dotted names of settings that the release does not read."""
+        """Return all settings that determine a release, as nested values: those of the run, without the section
+        ``evaluation`` and without ``fields``, the dotted names of settings that the release does not read.
+        """
         # Evaluation follows the release and does not change it.
         return without(determining_values(self), (*fields, "evaluation"))
 
@@ -619,8 +629,9 @@ class UnprotectedMethod(Method):
     is_private: ClassVar[bool] = False
 
     def unprotected(self, training: Training, *remarks: str) -> Trained:
-        """Return the trained model of ``training`` with the event of a sum over all private records without noise,
-        whose epsilon is infinite: so it is stated that they were read."""
+        """Return the trained model of ``training``. Its only event is a sum over all private records without noise, so
+        that the run's epsilon is infinite. ``remarks`` are for the run's privacy statement.
+        """
         # An unprotected target states the relation alone, if anything.
         relation: Relation = getattr(self.target, "relation", None) or "add or remove one"
         unit = training.dataset.unit
@@ -675,9 +686,10 @@ class OpenRun(Training):
 class ReleasingMethod(PrivateMethod):
     """A method that draws one release of arrays and then learns from it.
 
-    ``afterwards`` lists the dotted fields that only learning reads. Runs that differ only in these fields can share a
-    release at no privacy cost. A change of any other field makes a new release, which is charged: a field that is
-    missing in the list costs budget but never breaks the guarantee.
+    ``afterwards`` lists, by dotted names, the fields that are read only for learning. Runs that differ in no other
+    field share one release, so that only the first of them has a privacy cost. A change of any other field causes a new
+    release, which is charged. If the list lacks a field, a release is drawn and charged more often than needed, but the
+    guarantee still holds.
     """
 
     releases_model: ClassVar[bool] = False
@@ -690,8 +702,9 @@ class ReleasingMethod(PrivateMethod):
 
     @property
     def release_alone(self) -> ReleasingMethod:
-        """A copy of this method that draws the same release, in which all fields that only learning from the release
-        reads have their defaults."""
+        """A copy of this method that draws the same release. Fields on which the release does not depend have their
+        default values.
+        """
         return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
 
     def release(self, training: Training) -> Released:
@@ -707,8 +720,9 @@ class ReleasingMethod(PrivateMethod):
         raise NotImplementedError
 
     def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
-        """Run :meth:`measure` without private records and return its release, to learn its events beforehand; the
-        function ``noisy_sum`` provides all noisy sums."""
+        """Run :meth:`measure` without private records, and return its result: this shows beforehand which privacy
+        events the release will have. The function ``noisy_sum`` replaces the noisy sums over private records.
+        """
         training = Training(
             dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
             # A release is drawn before a model is trained, so none is built.
@@ -758,9 +772,8 @@ def determining_values(config: Method, values: dict[str, Any] | None = None) -> 
 
     ``values`` are plain values of a configuration; None: those of ``config``.
     """
-    kept = without(
-        config.model_dump(mode="json") if values is None else values, (*configuration.PLACES, *config.unread)
-    )
+    values = config.model_dump(mode="json") if values is None else values
+    kept = without(values, (*configuration.PLACES, *config.unread))
     # Left out at their defaults, so that runs from before they could be set keep their digests.
     if kept.get("evaluation") == configuration.EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
         del kept["evaluation"]
@@ -797,6 +810,8 @@ def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
     return records | ({"groups": private.z} if groups else {}) | {"generator": training.generator(Stream.TRAINING)}
 
 
+Disables = Mapping[tuple[str, Any], tuple[str, ...]]
+"""Fields of a section that are not read if another of its fields has a value, by that field and the value."""
 Values = dict[str, Any]
 Names = tuple[str, ...]
 """The path of a field: the names of its sections, then its own name."""
@@ -994,13 +1009,10 @@ def resolved(overrides: Sequence[configuration.Override], method: str | None = N
 def default_method(overrides: Sequence[configuration.Override], *, num_sites: int = 1) -> tuple[str, str]:
     """Return the method that is used if ``overrides`` name none, and the reason; both depend on public facts only.
 
-    The method is `residual_votes` or `record_votes`. The first release of residual votes is a sum of vectors of norm at
-    most one for each of C classes, with noise of standard deviation s on each number. The means of C classes differ in
-    C - 1 directions, in which the noise has norm s sqrt(C - 1); a class has n / C records, so its sum has norm at most
-    n / C. If the noise has a larger norm, the sums hardly distinguish classes. In `record_votes` each record adds one
-    count at the nearest of few prototypes. This method is then used if its counts stand out from their noise for at
-    least as many prototypes as there are classes. This never happens for fewer than five classes, and not for persons,
-    whose one vote is spread over the cells of all their records.
+    The method is `residual_votes`, which releases sums of vectors by class, unless these sums would be smaller than
+    their noise. Then it is `record_votes`, in which each record adds one count at the nearest of few prototypes, if
+    enough of its counts would stand out from their noise. If persons are protected, it is always `residual_votes`.
+    ``num_sites``: the number of sites, each with as many records as the data set declares.
     """
     said = apply_override({}, *overrides)
     data = parse_config(said.get("data", {}), DataConfig)
@@ -1015,6 +1027,8 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
         return FITTED, "persons are protected."
     count, num_classes = entry.rows * num_sites, entry.num_classes
     try:
+        # A class's sum of n / C vectors has norm n / C at most. The means of C classes differ in C - 1 directions, in
+        # which noise of standard deviation s on each number has norm s sqrt(C - 1).
         usual: Any = find_method(FITTED)(target=parse_config(said.get("target", {}), configuration.PrivacyTarget))
         noise = usual.noise_of_sums * math.sqrt(num_classes - 1)
         cells = int(count / (STDDEVS_PER_CELL * usual.multiplier()))
@@ -1049,8 +1063,8 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> 
     """Return settings of the method ``name`` that fit ``count`` protected records or persons at each site and
     ``num_public`` public records.
 
-    The number of teachers is computed from the records of one site, settings of a sum over sites from the records of
-    all sites. Values that the method's class sets itself take precedence.
+    Settings of teachers are chosen by the records of one site. The size of the embedding, and of a sum over all sites,
+    is chosen by the records of all sites. Values that the method's class sets itself take precedence.
     """
     method = find_method(name)()
     own = {section: value for section, value in method if isinstance(value, Section)}

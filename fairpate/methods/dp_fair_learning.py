@@ -84,18 +84,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass as validated
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import linprog
 
 from fairpate.config import Count, FitConfig, NetworkConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import PrivateMethod, Trained, Training, arguments
+from fairpate.methods.base import Disables, PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_codes, require_shares
 from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
@@ -138,8 +140,13 @@ class DpOracleLearnerConfig(ParityConfig):
         0.05, gt=0, lt=1, description="Failure probability beta in the paper's formula for T."
     )
 
+    disables: ClassVar[Disables] = {
+        ("release", "every_round"): ("feature_share",),
+        ("rules", "by_group"): ("feature_share", "num_directions", "release"),
+    }
 
-@dataclass(frozen=True, kw_only=True)
+
+@validated(frozen=True, kw_only=True)
 class GameRules:
     """Parameters of the game between a learner of rules and an auditor of fairness (Jagielski et al. 2019, Algorithm
     3).
@@ -148,20 +155,11 @@ class GameRules:
     the reference group, in [0, 1].
     """
 
-    num_rounds: int
-    dual_bound: float
-    learning_rate: float
-    max_gap: float
+    num_rounds: Count
+    dual_bound: FiniteFloat = Field(ge=0)
+    learning_rate: FiniteFloat = Field(gt=0)
+    max_gap: float = Field(ge=0, le=1)
     reference_group: int = 0
-
-    def __post_init__(self) -> None:
-        if self.num_rounds < 1:
-            raise ValueError(f"Expected num_rounds >= 1, got {self.num_rounds}.")
-        if not 0 <= self.dual_bound < math.inf or not 0 < self.learning_rate < math.inf:
-            given = self.dual_bound, self.learning_rate
-            raise ValueError(f"Expected 0 <= dual_bound < inf and 0 < learning_rate < inf, got {given}.")
-        if not 0 <= self.max_gap <= 1:
-            raise ValueError(f"Expected 0 <= max_gap <= 1, got {self.max_gap}.")
 
 
 def play(
@@ -172,13 +170,15 @@ def play(
     violations: Callable[[Rule], FloatArray],
     on_round: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[tuple[Rule, ...], FloatArray]:
-    """Play the game between learner and auditor; return the learner's rule of every round, and the mean multipliers by
-    sign, non-reference group and event (S, O, E).
+    """Play the game between a learner of rules (classifiers) and an auditor of fairness. Return the learner's rule of
+    every round, and the auditor's mean multipliers by sign, non-reference group and event (S, O, E).
 
-    ``rules`` are the parameters of the game; the returned rules are classifiers. ``answer`` maps prices (G, E),
-    the extra costs of predicting 1, to the learner's rule. ``violations`` maps a rule to its violations (S, O, E) of
-    the parity constraint, which move the auditor's multipliers. ``shares_GE``: the shares of groups and events among
-    all records. ``on_round(done, total)`` is called after each round.
+    - ``rules``: the parameters of the game.
+    - ``shares_GE``: the share of each group and event among all records.
+    - ``answer``: the learner: maps prices (G, E), the extra costs of predicting 1, to a rule.
+    - ``violations``: maps a rule to its violations (S, O, E) of the parity constraint, which change the auditor's
+      multipliers.
+    - ``on_round(done, total)``: called after each round.
     """
     num_groups, num_events = shares_GE.shape
     # Two signs, because each gap is bounded on both sides.
@@ -279,11 +279,11 @@ class Setting:
         self, count: int, *kinds: type[PureReleases], others: tuple[PureReleases, ...] = ()
     ) -> tuple[float, tuple[PureReleases, ...], FloatArray]:
         """Charge all releases of the game between learner and auditor, and release the share of each cell (group and
-        outcome) among all records, so that the price of a violation depends on public numbers only.
+        event) among all records. With these shares, the price of a violation depends on public numbers only.
 
-        The rounds make ``count`` releases of each kind of event among the arguments ``kinds``; those of ``others`` are
-        made once. Return the epsilon of one release in a round, all events, and the shares. ValueError, before
-        anything is released, if the target leaves nothing for the rounds.
+        In its rounds the game makes ``count`` releases of each of the ``kinds``, which are classes of privacy events.
+        ``others`` are the events of releases outside the rounds. Return the epsilon of one release in a round, all
+        events, and the shares. ValueError, before anything is released, if the target leaves nothing for the rounds.
         """
         sizes = LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
         epsilon = release_epsilon_for(
@@ -348,13 +348,13 @@ def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> Flo
 
 
 class Regression:
-    """The ridge regression by which the learner fits its linear rule in every round, solved once as far as it reads no
-    group.
+    """The ridge regression by which the learner fits its linear rule in every round. Whatever does not depend on groups
+    is computed once, in advance.
 
-    A round's rule has the coefficients ``public`` + ``lift`` F' p, where p are the records' prices. F (``components``)
-    are the features or, with ``num_directions``, their leading principal components of unit length: prices then change
-    the rules in these directions only, and far less noise is needed. ``norms_E``: the largest L1 norm of a record's row
-    of F, by event.
+    The rule of a round has the coefficients ``public`` + ``lift`` F' p: p are the prices of the records in this round,
+    F is ``components``, and the matrix ``lift`` maps F' p to coefficients. F are the features or, with
+    ``num_directions``, their leading principal components of unit length. Prices then change rules in these directions
+    only, for which far less noise is needed. ``norms_E``: the largest L1 norm of a record's row of F, by event.
     """
 
     def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
@@ -474,13 +474,11 @@ def group_sides(setting: Setting) -> Sides:
     # The learner's releases, and the auditor's.
     round_epsilon, events, shares_GE = setting.begin(setting.rules.num_rounds, PureReleases, LaplaceReleases)
 
-    def answer(prices_GE: FloatArray) -> FloatArray:
-        return class_of_rules.choose(prices_GE, epsilon=round_epsilon, source=source)
-
     def violations(rule_GJ: FloatArray) -> FloatArray:
         positives_GE = class_of_rules.positives(rule_GJ, epsilon=round_epsilon, source=source)
         return setting.noisy_violations(positives_GE, shares_GE)
 
+    answer = partial(class_of_rules.choose, epsilon=round_epsilon, source=source)
     return Sides(answer, violations, shares_GE, events, round_epsilon)
 
 
@@ -516,9 +514,8 @@ def published_num_rounds(
 
 
 class OracleLearner(PrivateMethod):
-    """DP-oracle-learner for two classes, which protects each record's sensitive attribute.
-
-    Its noise is calibrated to the target.
+    """DP-oracle-learner for two classes. It protects each record's sensitive attribute, with noise calibrated to the
+    target.
     """
 
     title: ClassVar[str] = "DP-oracle-learner"
@@ -532,18 +529,6 @@ class OracleLearner(PrivateMethod):
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
-    @property
-    def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: ``rules`` by group disables the settings of
-        linear rules, and ``release`` in every round disables ``feature_share``."""
-        settings, fields = self.dp_oracle_learner, {}
-        if settings.rules == "by_group":
-            fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")
-        elif settings.release == "every_round":
-            fields = {"feature_share": "release"}
-        causes = {f"dp_oracle_learner.{field}": f"dp_oracle_learner.{cause}" for field, cause in fields.items()}
-        return super().unread | causes
-
     def train(self, training: Training) -> OracleTrained:
         """Play the game of learner and auditor, and return the mixture of the learner's rules.
 
@@ -556,9 +541,7 @@ class OracleLearner(PrivateMethod):
         private, config, num_groups = training.dataset.private, self.dp_oracle_learner, training.dataset.num_groups
         plain = scale_bytes(private.x).flatten(1).double().numpy()
         features = np.hstack([plain, np.ones((len(plain), 1))])
-        cells = ParityCells.of(
-            private.y.numpy(), private.z.numpy(), num_groups=num_groups, constraint=config.constraint
-        )
+        cells = ParityCells.of(private.y, private.z, num_groups=num_groups, constraint=config.constraint)
         if not config.reference_group < num_groups:
             raise ValueError(
                 f"Expected dp_oracle_learner.reference_group < {num_groups}, the number of groups, got "
@@ -571,15 +554,11 @@ class OracleLearner(PrivateMethod):
             published = published_num_rounds(
                 config, self.target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
             )
-            if published < 1:
+            if not 1 <= published < math.inf:
                 raise ValueError(
-                    f"The paper's number of rounds is {published:.3g} at epsilon {self.target.epsilon:g} for "
-                    f"{num_records} records and {num_features} features, less than one; raise epsilon or set "
-                    "num_rounds."
-                )
-            if published == math.inf:
-                raise ValueError(
-                    "The paper's number of rounds is infinite without noise; set dp_oracle_learner.num_rounds."
+                    f"Expected one round or more, and finitely many, by the paper's formula, got {published:.3g} at "
+                    f"epsilon {self.target.epsilon:g} for {num_records} records and {num_features} features; change "
+                    "epsilon, or set dp_oracle_learner.num_rounds."
                 )
             num_rounds = math.floor(published)
         if rate is None:
@@ -650,15 +629,6 @@ class Mixing:
     mixing_GCC: FloatArray
     error: float
     max_slack: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Postprocessed(Trained):
-    """The trained model, the mixing of its predictions by group, and the released counts (G, Y, C) from which this
-    mixing was computed."""
-
-    mixing: Mixing
-    counts_GYC: FloatArray
 
 
 def released_counts(
@@ -784,7 +754,7 @@ class Postprocessing(DpSgdFamily):
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 
-    def train(self, training: Training) -> Postprocessed:
+    def train(self, training: Training) -> Trained:
         """Train the base classifier, mix its predictions by group, and return the result.
 
         ValueError as :func:`released_counts` and :func:`fair_mixing`, and for a target that a private base classifier
@@ -829,12 +799,4 @@ class Postprocessing(DpSgdFamily):
         )
         for remark in remarks:
             training.reporter.note("mixing", remark)
-        return Postprocessed(
-            model=model,
-            events=events,
-            noise=noise,
-            mixing_GCC=mixing.mixing_GCC,
-            remarks=remarks,
-            mixing=mixing,
-            counts_GYC=counts_GYC,
-        )
+        return Trained(model=model, events=events, noise=noise, mixing_GCC=mixing.mixing_GCC, remarks=remarks)

@@ -55,7 +55,7 @@ from pydantic import Field
 
 from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Stream, Trained, Training, noise_within
+from fairpate.methods.base import Disables, Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
@@ -93,6 +93,9 @@ class DpFermiConfig(Section):
         0.5, description="Share of the last steps whose weights are averaged; 0: the last step alone."
     )
 
+    # Declared shares need no release.
+    disables: ClassVar[Disables] = {("shares", ...): ("share_noise",)}
+
 
 def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_cells: int) -> Tensor:
     """Return the one-hot label and the one-hot cell (event and group) of every record, (N, K) ``float32``, K = C + Q.
@@ -105,15 +108,17 @@ def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_
 
 
 class MatrixGame:
-    """The matrices W of DP-FERMI's fairness adversary, the linear term that they add to each record's loss, and
-    gradient ascent on W.
+    """The fairness adversary of DP-FERMI: a matrix W for each event (a condition under which groups are compared), and
+    gradient ascent on these matrices.
 
-    ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
-    None: 1.5 sqrt(C), which is 1.5 times its norm if predictions and groups are independent. With a ``weight`` (lambda)
-    of 0 all matrices stay 0. ``record_sensitivity`` bounds how much one record changes the gradient with respect to the
-    matrices in L2 norm, ``group_sensitivity`` how much a change of a record's group does. ``pull_KC`` has the
-    coefficients of the linear term: ``<t @ pull_KC, F>`` for a record with targets t (:func:`watched_targets`) and
-    predictions F. The arrays are so small that numpy is faster than torch.
+    - ``shares_EG``: the share of each group in each event, all positive.
+    - ``weight``: lambda; with 0 all matrices stay 0.
+    - ``radius``: the largest Frobenius norm of an event's matrix; None: 1.5 sqrt(C), which is 1.5 times the norm that
+      the matrix has if predictions and groups are independent.
+    - ``pull_KC``: the coefficients of the linear term that the adversary adds to a record's loss: ``<t @ pull_KC, F>``
+      for targets t (:func:`watched_targets`) and predictions F.
+    - ``record_sensitivity``, ``group_sensitivity``: the largest L2 change of the gradient with respect to the matrices,
+      by one record, and by a change of one record's group.
     """
 
     def __init__(
@@ -180,8 +185,10 @@ class MatrixGame:
         self.pull_KC[self.num_classes :] = torch.from_numpy(pull_EGC.reshape(-1, self.num_classes))
 
     def split_pulls(self) -> None:
-        """Split the coefficients ``pull_KC`` of the linear loss term into ``common_pull_KC``, the same for all groups,
-        and ``own_pull_KC``, whose mean over groups is 0."""
+        """Split the coefficients ``pull_KC`` of the linear loss term into a part that is the same for all groups
+        (``common_pull_KC``), and one whose mean over groups is 0 (``own_pull_KC``). Only gradients of the latter depend
+        on the group, and need noise if only the group is protected.
+        """
         gain_EGC = self._scale_EG1 * self.matrix_EGC
         own_EGC = self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True))
         self.own_pull_KC[self.num_classes :] = torch.from_numpy(own_EGC.reshape(-1, self.num_classes))
@@ -426,9 +433,8 @@ def calibrated_steps(
         # A record is in one batch of an epoch's partition: all the batches of an epoch are one event for it.
         if config.mode == "sens_public_batches":
             return AttributeGaussians(count=num_epochs, attribute_noise_multiplier=joint)
-        return SecretBatchAttributeGaussians(
-            count=plan.num_steps, attribute_noise_multiplier=joint, sampling_rate=plan.sampling_rate
-        )
+        count, rate = plan.num_steps, plan.sampling_rate
+        return SecretBatchAttributeGaussians(count=count, attribute_noise_multiplier=joint, sampling_rate=rate)
 
     if config.mode != "all" and not config.weight:
         # No step depends on the groups, so that none has noise.
@@ -437,11 +443,8 @@ def calibrated_steps(
     joint = noise_within(target, lambda noise: (event(noise), *shares))
     # 1 / joint^2 = 1 / theta^2 + 1 / (ratio theta)^2, solved for theta.
     theta = joint * math.sqrt(1 + ratio**-2) if config.weight else joint
-    return FermiSteps(
-        steps=replace(plan, noise_multiplier=theta),
-        matrix_noise_multiplier=ratio * theta if config.weight else 0.0,
-        event=event(joint),
-    )
+    matrix = ratio * theta if config.weight else 0.0
+    return FermiSteps(steps=replace(plan, noise_multiplier=theta), matrix_noise_multiplier=matrix, event=event(joint))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,7 +455,7 @@ class FermiTrained(Trained):
 
 
 class DpFermi(DpSgdFamily):
-    """DP-FERMI, calibrated to the target, which protects one record or person, or only one sensitive attribute."""
+    """DP-FERMI, with noise calibrated to the target. It protects records or persons, or only a sensitive attribute."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-FERMI"
@@ -466,18 +469,11 @@ class DpFermi(DpSgdFamily):
         """True in the two modes that protect only the group."""
         return self.dp_fermi.mode != "all"
 
-    @property
-    def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: ``share_noise`` if group shares are declared, as
-        they need no release."""
-        declared = {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
-        return super().unread | declared
-
     def train(self, training: Training) -> Trained:
         """Release the group shares, train the model and the adversary's matrices against each other, and return the
         model."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
-        randomness, model = self.randomness(), training.model
+        randomness, model, num_classes = self.randomness(), training.model, dataset.num_classes
         person_N = None if self.protects_attribute_only else private.person_N
         drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
         # Modes that protect the attribute alone count records, not persons.
@@ -485,29 +481,24 @@ class DpFermi(DpSgdFamily):
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)
         rule = settings.model_dump(include={"constraint", "positive_label"})
-        cells = ParityCells.of(
-            private.y, private.z, num_groups=dataset.num_groups, num_classes=dataset.num_classes, **rule
-        )
+        cells = ParityCells.of(private.y, private.z, num_groups=dataset.num_groups, num_classes=num_classes, **rule)
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
         training.reserve((steps.event, *share_events(settings, relation, unit)), randomness.label)
         shares = release_shares(cells, settings, relation=relation, **drawn)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
-        game = MatrixGame(
-            shares.shares_EG, num_classes=dataset.num_classes, weight=settings.weight, radius=settings.radius
-        )
+        game = MatrixGame(shares.shares_EG, num_classes=num_classes, weight=settings.weight, radius=settings.radius)
         cells_N = torch.from_numpy(cells.cells_N)
-        targets = watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells)
-        sampler, planned = None, (steps.event, *shares.events)
+        targets = watched_targets(private.y, cells_N, num_classes=num_classes, num_cells=cells.num_cells)
+        drawn["events"] = (steps.event, *shares.events)
         if settings.mode == "sens_public_batches":
             # From the training seed: a public partition needs no secret randomness.
             generator = training.generator(Stream.TRAINING)
-            sampler = partial(next, public_partitions(len(private), round(steps.steps.expected_batch_size), generator))
+            size = round(steps.steps.expected_batch_size)
+            drawn["sampler"] = partial(next, public_partitions(len(private), size, generator))
         with training.reporter.stage(self.method) as advance:
-            playing = fermi_training(
-                model, private.x, targets, game, steps, settings, sampler=sampler, events=planned, **drawn
-            )
+            playing = fermi_training(model, private.x, targets, game, steps, settings, **drawn)
             events = playing.run(averaged_share=settings.averaged_share, on_progress=advance)
         return FermiTrained(
             model=model, shares_EG=shares.shares_EG, events=events, noise=randomness.label, remarks=shares.remarks

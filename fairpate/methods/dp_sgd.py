@@ -49,14 +49,17 @@ from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive,
 from fairpate.methods import base
 from fairpate.methods.base import PrivateMethod, Progress, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
-from fairpate.types import Relation, Unit, torch
+from fairpate.types import Later, Relation, Unit, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fairpate.data import Dataset
-    from fairpate.nn.per_example import DenseChain
+    from fairpate.nn import fit, models, per_example, private_fit
     from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PublicGradient
+else:  # a configuration is read without torch
+    fit, models = Later("fairpate.nn.fit"), Later("fairpate.nn.models")
+    per_example, private_fit = Later("fairpate.nn.per_example"), Later("fairpate.nn.private_fit")
 
 
 def train_sgd(
@@ -72,12 +75,9 @@ def train_sgd(
 
     Errors as :func:`fairpate.nn.fit.fit`.
     """
-    from fairpate.nn.fit import fit  # a configuration is read without torch
-    from fairpate.nn.private_fit import training_device
-
     home = next(model.parameters()).device
-    model.to(training_device(model))
-    fit(model, x, y, config, generator=generator, on_epoch=lambda epoch, _: on_progress(epoch + 1, config.epochs))
+    model.to(private_fit.training_device(model))
+    fit.fit(model, x, y, config, generator=generator, on_epoch=lambda epoch, _: on_progress(epoch + 1, config.epochs))
     # The caller expects the model on its own device.
     return model.to(home)
 
@@ -128,14 +128,12 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
 
     ValueError for an expected batch larger than the number that is used.
     """
-    from fairpate.nn.private_fit import PrivateSteps
-
     # A declared number wins: the rate and the number of steps are published, and would reveal the real one.
     size = config.num_records or num_records
     if config.batch_size > size:
         what = f"{size} private records, or persons where these are protected"
         raise ValueError(f"Expected dp_sgd.batch_size <= {what}, got {config.batch_size}; lower it.")
-    return PrivateSteps(
+    return private_fit.PrivateSteps(
         num_steps=math.ceil(config.epochs * size / config.batch_size),
         sampling_rate=config.batch_size / size,
         expected_batch_size=config.batch_size,
@@ -177,29 +175,23 @@ def train_dp_sgd(
     record's gradient before clipping; neither changes the event. Errors as
     :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
-    from fairpate.nn.per_example import CrossEntropy, GradientClipper
-    from fairpate.nn.private_fit import PrivateTraining, ShiftedClipper, StepPlan
-
     # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
     event = event_of(steps, unit="record" if person_N is None else "person", relation=relation)
-    clipper: Any = GradientClipper
+    clipper: Any = per_example.GradientClipper
     if public_gradient is not None and before_clipping:
         # A public vector changes each gradient's norm, so it is added before clipping, and not after the noise too.
-        clipper, public_gradient = partial(ShiftedClipper, public_gradient=public_gradient), None
-    plan = StepPlan(clipper=clipper, events=(event,))
-    drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
-    training = PrivateTraining(model, x, y, CrossEntropy(), steps, public_gradient=public_gradient, plan=plan, **drawn)
+        clipper, public_gradient = partial(private_fit.ShiftedClipper, public_gradient=public_gradient), None
+    plan, loss = private_fit.StepPlan(clipper=clipper, events=(event,)), per_example.CrossEntropy()
+    drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N, "public_gradient": public_gradient}
+    training = private_fit.PrivateTraining(model, x, y, loss, steps, plan=plan, **drawn)
     return Trained(model=model, events=training.run(on_progress=on_progress), noise=randomness.label)
 
 
 def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonGaussians:
     """Return the one event that describes all ``steps`` of a training to the accountant."""
+    rate, noise = steps.sampling_rate, steps.noise_multiplier
     return PoissonGaussians(
-        count=steps.num_steps,
-        noise_multiplier=steps.noise_multiplier,
-        sampling_rate=steps.sampling_rate,
-        unit=unit,
-        relation=relation,
+        count=steps.num_steps, noise_multiplier=noise, sampling_rate=rate, unit=unit, relation=relation
     )
 
 
@@ -223,7 +215,7 @@ class DpSgdFamily(PrivateMethod):
 
 
 class DpSgd(DpSgdFamily):
-    """DP-SGD, with noise calibrated to the target, which protects one record or one person."""
+    """DP-SGD, with noise calibrated to the target. It protects one record or one person."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-SGD"
@@ -262,34 +254,31 @@ def regulariser_gradient(
 
     Errors as :func:`fairpate.nn.fit.group_batches`.
     """
-    from fairpate.nn.fit import contrast, dpfr_gradient, group_batches
-    from fairpate.nn.models import memory_format_for, scale_bytes
-    from fairpate.nn.per_example import DenseChain
-
     # A generator of its own, so that switching the regulariser off leaves every other draw as it was.
     draws = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator.clone_state())))
-    batches = group_batches(public_groups, config.public_batch_size, draws)
+    batches = fit.group_batches(public_groups, config.public_batch_size, draws)
     # Every batch has the same number of each group at the same places, so that one contrast serves all.
-    fixed_GB = contrast(public_groups[next(batches)])
-    memory_format = memory_format_for(public_x)
+    fixed_GB = fit.contrast(public_groups[next(batches)])
+    memory_format = models.memory_format_for(public_x)
 
     # Cached by identity: parameters change in place, so that a model's chain stays the same.
     @lru_cache(maxsize=1)
-    def anatomy(model: nn.Module) -> tuple[DenseChain | None, list[Tensor]]:
-        return DenseChain.of(model), [p for p in model.parameters() if p.requires_grad]
+    def anatomy(model: nn.Module) -> tuple[per_example.DenseChain | None, list[Tensor]]:
+        return per_example.DenseChain.of(model), [p for p in model.parameters() if p.requires_grad]
 
     def gradient(model: nn.Module) -> list[Tensor]:
         chain, parameters = anatomy(model)
         device = parameters[0].device
-        x = scale_bytes(public_x.index_select(0, next(batches)).to(device)).contiguous(memory_format=memory_format)
+        x = models.scale_bytes(public_x.index_select(0, next(batches)).to(device))
+        x = x.contiguous(memory_format=memory_format)
         contrast_GB = fixed_GB.to(device)
         if chain is None:
             logits = model(x)
-            slope = config.weight * dpfr_gradient(logits.detach(), contrast_GB, config)
+            slope = config.weight * fit.dpfr_gradient(logits.detach(), contrast_GB, config)
             # A parameter that the logits do not read has a gradient of 0.
             return list(torch.autograd.grad(logits, parameters, slope, materialize_grads=True))
         values = chain.forward(x)
-        slope = config.weight * dpfr_gradient(values[-1], contrast_GB, config)
+        slope = config.weight * fit.dpfr_gradient(values[-1], contrast_GB, config)
         sums = {id(p): total for p, total in chain.summed_gradients(values, slope)}
         return [sums[id(p)] for p in parameters]
 
@@ -309,13 +298,11 @@ class FairDpSgd(DpSgd):
 
     def train(self, training: Training) -> Trained:
         public, settings = training.dataset.public, self.fair_dp_sgd
-
-        def regulariser() -> PublicGradient:
-            return regulariser_gradient(public.x, public.z, settings, training.generator(Stream.TRAINING))
-
+        regulariser = partial(regulariser_gradient, public.x, public.z, settings)
         if settings.weight:
             # From a generator of its own, so that training draws the same; it reads public records alone.
-            norm = float(torch.stack([part.norm() for part in regulariser()(training.model)]).norm())
+            gradient = regulariser(training.generator(Stream.TRAINING))(training.model)
+            norm = float(torch.stack([part.norm() for part in gradient]).norm())
             if norm > self.dp_sgd.clip_norm:
                 training.reporter.note(
                     "regulariser",
@@ -325,7 +312,7 @@ class FairDpSgd(DpSgd):
         with training.reporter.stage(self.method) as advance:
             return train_dp_sgd(
                 **self.sgd_arguments(training),
-                public_gradient=regulariser() if settings.weight else None,
+                public_gradient=regulariser(training.generator(Stream.TRAINING)) if settings.weight else None,
                 before_clipping=settings.variant == "as_in_paper",
                 on_progress=advance,
             )

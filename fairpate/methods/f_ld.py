@@ -82,17 +82,21 @@ from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong,
 from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, IntArray, functional, torch
+from fairpate.types import FloatArray, IntArray, Later, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fairpate.nn.private_fit import PoissonBatches, PrivateRandomness
+    from fairpate.nn import fit, models, per_example, private_fit
+else:  # a configuration is read without torch
+    fit, models = Later("fairpate.nn.fit"), Later("fairpate.nn.models")
+    per_example, private_fit = Later("fairpate.nn.per_example"), Later("fairpate.nn.private_fit")
 
 
 class FairLoopConfig(Section):
-    """Settings of the training loop of F-LD and PF-LD (without and with privacy), which drives means of groups to the
-    population's mean by Lagrange multipliers."""
+    """Settings of the training loop of F-LD, and of PF-LD, its private variant. Lagrange multipliers make the mean of
+    each group (of predictions or losses) approach the mean of all groups.
+    """
 
     constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
         "demographic_parity",
@@ -164,9 +168,9 @@ def train_f_ld(
     """Train ``model`` in place by F-LD (fairness by Lagrange multipliers), without privacy, on ``x`` (N, ...), ``y``
     and ``groups`` (N,), and return it.
 
-    Groups may be ``UNKNOWN``. A cell is a group within a population. The violation of a cell of which a batch has no
-    record is 0 in that batch. ValueError for a cell without any record, unless ``allow_empty_cells``: then the cell has
-    no constraint.
+    A record whose group is ``UNKNOWN`` is in no group's mean. A cell is one group within a population: all records, or
+    the records with one label. In a batch without records of a cell, the cell's violation counts as 0. ValueError for a
+    cell without any record, unless ``allow_empty_cells``: then the cell has no constraint.
     """
     cells = parity.cells(y, groups)
     sizes_UG = parity.group_sizes(cells)
@@ -187,7 +191,10 @@ def train_f_ld(
             values = parity.values(outputs, labels)
             # A size of 0 counts as 1: a NaN in the branch that `where` leaves out would still reach the gradient.
             violations_UGK = parity.violations(values, labels, cells_B, sizes_UG=here_UG.clamp(min=1))
-            loss = loss + torch.where((here_UG > 0)[..., None], ascent.penalty(violations_UGK), 0.0).sum()
+            penalty_UGK = ascent.multipliers_UGK.to(violations_UGK) * violations_UGK
+            # As in the paper, lambda |violation|; of two-sided multipliers the sign counts.
+            penalty_UGK = penalty_UGK if config.multipliers == "two_sided" else penalty_UGK.abs()
+            loss = loss + torch.where((here_UG > 0)[..., None], penalty_UGK, 0.0).sum()
         return list(torch.autograd.grad(loss, descent.parameters))
 
     alternate(descent, config, ascend=ascend, gradients=gradients, on_progress=on_progress)
@@ -200,7 +207,7 @@ def alternate(
     *,
     ascend: Callable[[], None],
     gradients: Callable[[Tensor, float], list[Tensor]],
-    secret: PoissonBatches | None = None,
+    secret: private_fit.PoissonBatches | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> None:
     """Run the training loop of F-LD and PF-LD: update the multipliers before every epoch with constraints, and take one
@@ -255,38 +262,27 @@ class Ascent:
             signed_J = self._ascent.step(np.abs(violation_J) - self._tolerance) * np.sign(violation_J)
         self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
 
-    def penalty(self, violations_UGK: Tensor) -> Tensor:
-        """Return the penalty of the violations, shape (U, G, K): ``lambda |violation|`` as in the paper, or,
-        if multipliers are two-sided, the multiplier times the violation."""
-        multipliers_UGK = self.multipliers_UGK.to(violations_UGK)
-        if self._two_sided:
-            return multipliers_UGK * violations_UGK
-        return multipliers_UGK.abs() * violations_UGK.abs()
-
 
 class Descent:
     """Takes the gradient steps of F-LD and PF-LD: it has the model with its optimiser, and draws batches of ``x`` and
     ``y``."""
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, config: FldConfig, generator: torch.Generator) -> None:
-        from fairpate.nn.fit import Optimizer, batch_bounds
-        from fairpate.nn.models import memory_format_for, to_memory_format
-
         if len(x) != len(y) or not len(x):
             raise ValueError(
                 f"Expected one or more records, each with a label, got {len(x)} records and {len(y)} labels."
             )
         shared = config.model_dump(include={"batch_size", "optimizer", "learning_rate", "schedule"})
-        fit = FitConfig(epochs=config.warmup_epochs + config.epochs, **shared)
-        self._x, self._generator, self._batch_size = x, generator, fit.batch_size
-        self._sizes: list[int] = np.diff(batch_bounds(len(x), fit.batch_size)).tolist()
-        self._memory_format = memory_format_for(x)
-        to_memory_format(model.train(), self._memory_format)
+        self._x, self._generator, self._batch_size = x, generator, config.batch_size
+        self._sizes: list[int] = np.diff(fit.batch_bounds(len(x), config.batch_size)).tolist()
+        self._memory_format = models.memory_format_for(x)
+        models.to_memory_format(model.train(), self._memory_format)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         # After the layout is set: the optimiser's state has that of the parameters.
-        self._optimizer = Optimizer(self.parameters, fit)
+        epochs = config.warmup_epochs + config.epochs
+        self._optimizer = fit.Optimizer(self.parameters, FitConfig(epochs=epochs, **shared))
 
-    def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
+    def batches(self, secret: private_fit.PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
         """Yield the rows of every batch of an epoch, each with the share of all records that the batch represents.
 
         ``secret`` draws the batches; None: a public partition of all records.
@@ -302,9 +298,7 @@ class Descent:
 
     def features(self, rows: Tensor) -> Tensor:
         """Return the features of a batch, scaled and in the memory layout of the model."""
-        from fairpate.nn.models import scale_bytes
-
-        return scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
+        return models.scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
 
     def step(self, gradients: list[Tensor], epoch: int) -> None:
         """Update the model's parameters by ``gradients``. ValueError for a gradient that is not finite."""
@@ -354,6 +348,8 @@ class PfLdConfig(FldConfig):
         description="`public`: a public partition, drawn anew for each epoch; `poisson`: secret Poisson samples.",
     )
 
+    # Declared sizes need no release.
+    disables: ClassVar[base.Disables] = {("group_sizes", ...): ("size_share", "min_group_share")}
     refused: ClassVar[Refused] = {
         "Expected dual_share + size_share < 1, as gradients take the rest, got {0.dual_share} + {0.size_share}; lower "
         "one.": lambda config: config.dual_share + config.size_share >= 1
@@ -370,16 +366,6 @@ class PfLdNoise:
     size: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublicState:
-    """The public values on which an epoch of PF-LD depends: violations and multipliers of the constraints by
-    population, group and value (U, G, K), and sizes of groups (U, G)."""
-
-    violations: Tensor
-    multipliers: Tensor
-    sizes: Tensor
-
-
 def train_pf_ld(
     model: nn.Module,
     x: Tensor,
@@ -389,24 +375,20 @@ def train_pf_ld(
     noise: PfLdNoise,
     *,
     parity: MeanParity,
-    randomness: PrivateRandomness,
+    randomness: private_fit.PrivateRandomness,
     generator: torch.Generator,
     on_progress: Progress = lambda *_: None,
-    on_release: Callable[[PublicState], None] = lambda _: None,
 ) -> Trained:
     """Train ``model`` in place by PF-LD, private training with fairness by Lagrange multipliers, on ``x`` (N, ...),
     ``y`` (N,) and private ``groups`` (N,), and return it.
 
-    ``generator`` draws public batches; ``randomness`` draws secret batches and noise. ``on_release`` is called before
-    each epoch under constraints. ValueError for a record without a group and a label without records.
+    ``generator`` draws public batches; ``randomness`` draws secret batches and noise. ValueError for a record without a
+    group and a label without records.
     """
-    from fairpate.nn.per_example import GuidedGradients
-    from fairpate.nn.private_fit import GaussianNoise, PoissonBatches
-
     cells = parity.cells(y, groups)
     if (cells == UNKNOWN).any():
         raise ValueError("Expected the group of every record, got some unknown; leave those records out.")
-    normals = GaussianNoise(randomness)
+    normals = private_fit.GaussianNoise(randomness)
     num_populations, num_groups, _ = parity.shape
     population_U = parity.population_sizes(y)
     if not population_U.all():
@@ -428,9 +410,9 @@ def train_pf_ld(
             f"Expected one number in pf_ld.group_sizes for each of {sizes}, got {len(config.group_sizes)}."
         )
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
-    guided = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
+    guided = per_example.GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
     rate = min(1.0, config.batch_size / len(x))
-    secret = PoissonBatches(len(x), rate, randomness) if config.batches == "poisson" else None
+    secret = private_fit.PoissonBatches(len(x), rate, randomness) if config.batches == "poisson" else None
     # Of sizes that are public by now; the paper's noise is scaled by private ones and so reveals something about them.
     spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
     # By cell the length and the direction of the slopes, and the noise that the gradient needs.
@@ -452,7 +434,6 @@ def train_pf_ld(
         lengths_J, directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
         # Without noise it is 0 for any sensitivity.
         stddev = noise.gradient and noise.gradient * gradient_sensitivity(slopes_UGK, clip_norm=config.clip_norm)
-        on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
         """Return the gradient of the loss plus the noisy gradient of the fairness term, the sum of multipliers times
@@ -511,12 +492,12 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
 
 
 def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
-    """Return the least noise multipliers at which PF-LD costs at most ``target``; ``config`` divides the budget among
-    gradients, violations and sizes.
+    """Return the least noise multipliers at which PF-LD costs at most ``target``.
 
-    For public batches the cost is determined by a sum of one term per kind of release: its number of releases divided
-    by its squared noise multiplier. ``dual_share`` is the part of violations in this sum, ``size_share`` that of sizes;
-    gradients have the rest. ValueError for a target that no noise reaches.
+    ``config`` divides the budget among three kinds of releases. With public batches the cost grows with a sum over
+    these kinds: the number of releases divided by the squared noise multiplier. ``config.dual_share`` is the share of
+    violations in this sum, ``config.size_share`` that of sizes, and gradients have the rest. ValueError for a target
+    that no noise reaches.
     """
 
     def noise_at(scale: float) -> PfLdNoise:
@@ -556,9 +537,8 @@ def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
 
 
 class PfLd(PrivateMethod):
-    """PF-LD, private training with fairness by Lagrange multipliers, which protects one sensitive attribute.
-
-    Its noise is calibrated to the target.
+    """PF-LD: private training with fairness by Lagrange multipliers. It protects one sensitive attribute, with noise
+    calibrated to the target.
     """
 
     title: ClassVar[str] = "PF-LD"
@@ -568,22 +548,13 @@ class PfLd(PrivateMethod):
     method: str = "pf_ld"
     pf_ld: PfLdConfig = PfLdConfig()
 
-    @property
-    def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: those for releasing the sizes of groups, if
-        these sizes are declared."""
-        declared = () if self.pf_ld.group_sizes is None else ("pf_ld.size_share", "pf_ld.min_group_share")
-        return super().unread | dict.fromkeys(declared, "pf_ld.group_sizes")
-
     def train(self, training: Training) -> Trained:
         config = self.pf_ld
         parity = parity_of(config, training.dataset, training.reporter)
         noise = calibrated_noise(config, self.target, num_records=len(training.dataset.private))
-        records, randomness = base.arguments(training, groups=True), self.randomness()
+        given = base.arguments(training, groups=True) | {"randomness": self.randomness()}
         with training.reporter.stage(self.method) as advance:
-            return train_pf_ld(
-                **records, config=config, noise=noise, parity=parity, randomness=randomness, on_progress=advance
-            )
+            return train_pf_ld(**given, config=config, noise=noise, parity=parity, on_progress=advance)
 
 
 _MOST_FEATURES = 1000  # the solver keeps square matrices of them
@@ -668,18 +639,13 @@ class CovarianceConstraint(UnprotectedMethod):
     covariance_constraint: CovarianceConfig = CovarianceConfig()
 
     def train(self, training: Training) -> Trained:
-        from fairpate.nn.fit import set_rule  # a configuration is read without torch
-        from fairpate.nn.models import scale_bytes
-
-        private, num_groups = training.dataset.private, training.dataset.num_groups
+        private, num_groups, config = training.dataset.private, training.dataset.num_groups, self.covariance_constraint
         groups_N = private.z.numpy()
         with training.reporter.stage(self.method):
-            plain_ND = scale_bytes(private.x).flatten(1).double().numpy()
+            plain_ND = models.scale_bytes(private.x).flatten(1).double().numpy()
             features_ND = np.hstack([plain_ND, np.ones((len(plain_ND), 1))])
-            theta_D = coefficients(
-                features_ND, private.y.numpy(), groups_N, self.covariance_constraint, num_groups=num_groups
-            )
-            set_rule(training.model, torch.from_numpy(theta_D))
+            theta_D = coefficients(features_ND, private.y.numpy(), groups_N, config, num_groups=num_groups)
+            fit.set_rule(training.model, torch.from_numpy(theta_D))
         covariance_G = covariances(features_ND, groups_N, num_groups=num_groups) @ theta_D
         remark = f"largest covariance of a group with the distance to the boundary: {abs(covariance_G).max():.3g}"
         training.reporter.note("covariance", remark)

@@ -31,10 +31,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from aggregator.session import Ballot
-from fairpate.config import ConfigError, Count, GateConfig, GatedAggregatorConfig, Section
+from fairpate.config import ConfigError, Count, GateConfig, GatedAggregatorConfig, Refused, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.data.tables import number_in, text_of
@@ -85,16 +85,13 @@ class VotesConfig(Section):
     name: str | None = Field(None, description="Name of the data set in the odometer; null: the name of the file.")
     are_counts: bool = Field(False, description="Whether the columns are counts by class instead of voters.")
 
-    @model_validator(mode="after")
-    def _names_are_apart(self) -> VotesConfig:
-        if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
-            raise ValueError(f"Expected two or more classes, each named once, got {', '.join(self.classes)}")
-        if self.test is not None and not self.features:
-            raise ValueError(
-                "Expected features with a file of test records, which evaluates a student: name feature columns, or "
-                "leave the test file out"
-            )
-        return self
+    refused: ClassVar[Refused] = {
+        "Expected two or more classes, each named once, got {0.classes}": lambda votes: (
+            votes.classes and len(set(votes.classes)) < max(2, len(votes.classes))
+        ),
+        "Expected features with a file of test records, which evaluates a student: name feature columns, or leave the "
+        "test file out": lambda votes: votes.test is not None and not votes.features,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,11 +338,11 @@ class OwnVotes(GnmaxMethod):
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - none is trained
         """Return the votes of the file as voters of a service, which answers further queries."""
         votes = read_votes_file(self.votes).votes
-        row_of = {name: row for row, name in enumerate(votes.record_ids)}
         return StandingVoters(
             ensemble=votes.ensemble,
-            count_votes=lambda questions: votes.counts([row_of[each.query.record_id] for each in questions]),
-            try_vote=lambda _: None,
+            collected=votes,
+            # Nobody votes on a record that the file lacks.
+            ask=lambda *_: votes.counts([]),
             are_answering=lambda: True,
             close=lambda: None,
         )

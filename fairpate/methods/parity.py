@@ -263,8 +263,8 @@ class MeanParity:
             return self.violations(values_NK, y, cells, sizes_UG=sizes_UG)
 
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """Return the slopes (U, G, K): the derivative of the sum of multipliers times violations by the value h of one
-        record, for a record of each population and group.
+        """Return the slopes (U, G, K): how much the sum of multipliers times violations changes with the value h of one
+        record. There is a slope for a record of each population and group.
 
         ``labels_N`` determine the sizes of the populations. Slopes are 0 if all multipliers are 0.
         """

@@ -45,6 +45,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
@@ -74,13 +75,19 @@ from fairpate.run import context
 from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.release_log import LedgerMeter
 from fairpate.terminal import Reporter
-from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch, torch
+from fairpate.types import GateRule, IntArray, LabelledSet, Later, VoteBatch, torch
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from student.student import PublicRecords
+    from fairpate.nn import fit, models
+    from student import student as students
+    from teachers import ensemble as ensembles
+    from teachers import ray_pool
     from teachers.ensemble import BlockPool
+else:  # all import torch, which readers of votes and configurations do not need
+    fit, models, students = Later("fairpate.nn.fit"), Later("fairpate.nn.models"), Later("student.student")
+    ensembles, ray_pool = Later("teachers.ensemble"), Later("teachers.ray_pool")
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
@@ -131,9 +138,8 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
         name: None if (earlier := getattr(statement, name)) is None else max(earlier, bound)
         for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
     }
-    served = replace(
-        statement, epsilon=bound, **sums, remarks=(*statement.remarks, types.REMARKS["answered_by_service"])
-    )
+    remarks = (*statement.remarks, types.REMARKS["answered_by_service"])
+    served = replace(statement, epsilon=bound, **sums, remarks=remarks)
     context.write_json(run.statement, types.strict(served))
 
 
@@ -215,37 +221,33 @@ def keys_of(queries: Split) -> list[str]:
 class StandingVoters:
     """The voters of a service that answers further queries after a run, represented by functions.
 
-    ``ensemble`` is a digest of all that determines their votes, for the ledger. ``count_votes`` returns their votes on
-    queries. ``try_vote`` tests them with a vote on features (1, ...) that is not released, and raises if they fail.
+    ``ensemble`` is a digest of all that determines their votes, for the ledger. ``ask`` returns their votes on records,
+    given features (Q, ...) and names, and raises if they fail. ``collected``: the votes that the run has stored.
     ``are_answering`` returns, without waiting, whether they answer.
     """
 
     ensemble: str
-    count_votes: sessions.CountVotes
-    try_vote: Callable[[npt.NDArray[np.generic]], object]
+    ask: Callable[[npt.NDArray[np.generic], Sequence[str]], IntArray]
     are_answering: Callable[[], bool]
     close: Callable[[], None]
+    collected: VoteBatch | None = None
 
+    @cached_property
+    def _row_of(self) -> dict[str, IntArray]:
+        votes = self.collected
+        return {} if votes is None else dict(zip(votes.record_ids, votes.votes_QC, strict=True))
 
-class VoteCounter:
-    """Returns votes on queries: those stored by the run, and the missing ones from all teachers in one call."""
-
-    def __init__(self, collected: VoteBatch, ask_teachers: Callable[[npt.NDArray[np.generic]], IntArray]) -> None:
-        self._collected = dict(zip(collected.record_ids, collected.votes_QC, strict=True))
-        self._ask_teachers = ask_teachers
-
-    def __call__(self, questions: Sequence[sessions.Question]) -> IntArray:
-        """Return the votes (Q, C) on ``questions``. VotesUnavailableError unless every teacher voted on each."""
+    def count_votes(self, questions: Sequence[sessions.Question]) -> IntArray:
+        """Return the votes (Q, C) on ``questions``: those stored by the run, and the missing ones from all voters in
+        one call. VotesUnavailableError unless every voter voted on each."""
         # The run's own votes first: teachers on another machine may vote otherwise, because they round otherwise.
-        rows = [self._collected.get(question.query.record_id) for question in questions]
+        rows = [self._row_of.get(question.query.record_id) for question in questions]
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
-            from teachers.ensemble import PoolError  # with torch, which readers of votes do not need
-
             features = np.stack([questions[i].features for i in missing])
             try:
-                votes_QC = self._ask_teachers(features)
-            except PoolError as error:
+                votes_QC = self.ask(features, [questions[i].query.record_id for i in missing])
+            except ensembles.PoolError as error:
                 raise sessions.VotesUnavailableError(str(error)) from error
             for i, row in zip(missing, votes_QC, strict=True):
                 rows[i] = row
@@ -255,30 +257,20 @@ class VoteCounter:
 _MAX_STUDENT_THREADS = 4
 
 
-def fit_student(
-    config: configuration.StudentTraining,
-    dataset: Dataset,
-    labelled: LabelledSet,
-    reporter: Reporter,
-    *,
-    seed: int,
-    **options: Any,
-) -> nn.Module:
-    """Train a student on released labels and return it. Further keyword arguments, ``options``, are passed to
-    :func:`student.student.train_student`."""
-    from fairpate.nn.models import CONVOLUTIONAL  # imports torch, as the next
-    from student.student import train_student
-
-    threads = torch.get_num_threads()
+def fit_student(method: Method, training: Training, labelled: LabelledSet, **options: Any) -> nn.Module:
+    """Train the student of ``method`` on released labels and return it. Further keyword arguments, ``options``, are
+    passed to :func:`student.student.train_student`."""
+    config, dataset, threads = method.student_training, training.dataset, torch.get_num_threads()
     # Small dense layers are slower on several threads.
-    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if config.model.name in CONVOLUTIONAL else 1)
+    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if config.model.name in models.CONVOLUTIONAL else 1)
     try:
-        with reporter.stage("student") as advance:
-            return train_student(
+        with training.reporter.stage("student") as advance:
+            return students.train_student(
                 public_records(dataset.public, labelled),
                 config,
                 num_classes=dataset.num_classes,
-                generator=torch_generator(seed, Stream.STUDENT),
+                augmentation=method.augment,
+                generator=torch_generator(method.seed, Stream.STUDENT),
                 on_progress=advance,
                 **options,
             )
@@ -305,25 +297,23 @@ def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> Labelled
     return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
 
 
-def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
+def public_records(public: Split, labelled: LabelledSet) -> students.PublicRecords:
     """Return the public features with the released labels or class probabilities.
 
     True labels in ``public`` are not read.
     """
-    from student.student import PublicRecords
-
     row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
     answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
     is_answered = torch.zeros(len(public), dtype=torch.bool)
     is_answered[answered] = True
     labels = torch.from_numpy(labelled.labels if labelled.chances is None else labelled.chances.astype(np.float32))
-    return PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])
+    return students.PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """The charges in a ledger, the record of answered queries, query by query. They depend on votes and are for the
-    operator only, except :meth:`submitted`.
+    """The charges of answered queries in a ledger, by query. They depend on votes, so they are for the operator only,
+    except the result of :meth:`submitted`.
 
     ``charges_Q[i]`` are the ledger's charges for query i: one for each attempt that a crash interrupted, then one with
     the outcome.
@@ -397,10 +387,13 @@ _BLOCK = 256
 class ReleasePlan:
     """The plan of a release of labels, fixed before the first vote.
 
-    It contains the ``method``, the ``dataset`` as its voters see it, and the public records that are the ``queries``.
-    ``mechanism`` is the method's, with noise scaled to the target if there is one; ``unit`` is the unit of privacy: one
-    unit moves at most one vote per query; ``source`` is the noise source. ``counted_beforehand`` is the number of
-    queries charged at the start, if released labels may decide to submit fewer; otherwise 0.
+    - ``method``, ``dataset``: the method, and the data set that its voters and queries are from.
+    - ``queries``: the public records that are submitted as queries.
+    - ``mechanism``: the mechanism that turns votes into a label, with noise scaled to the target if there is one.
+    - ``unit``: the unit of privacy; one unit changes at most one vote on each query.
+    - ``source``: the source of the noise.
+    - ``counted_beforehand``: the number of queries that are charged at the start, if released labels may decide to
+      submit fewer; otherwise 0.
     """
 
     method: VotingMethod
@@ -417,11 +410,11 @@ class ReleasePlan:
         return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
 
     def count_fitting(self) -> int:
-        """Return the number of planned queries for which the budget has room; all of them if this number depends on
-        votes.
+        """Return the number of planned queries for which the budget has room. If votes decide when the budget ends,
+        return the number of all planned queries.
 
-        It depends on public facts only and is known before any teacher is trained. ConfigError for a budget without
-        room for one query.
+        So the result depends on public facts only, and is known before any teacher is trained. ConfigError for a budget
+        without room for one query.
         """
         wanted = self.method.aggregator.num_queries or len(self.queries)
         # Without a budget the ledger gets one that has room for all.
@@ -437,8 +430,8 @@ class ReleasePlan:
         """Return the terms of the run's ledger (mechanism, budget and voters); ``ensemble`` is the digest of the
         voters.
 
-        Without a configured budget, the ledger's budget has room for the run's queries and one more block of queries,
-        which a crash may waste.
+        If no budget is configured, the ledger's budget has room for the run's queries and one more block of queries: a
+        crash may interrupt a block, whose queries are then charged twice.
         """
         delta = self.method.target.delta
         terms = LedgerTerms(
@@ -465,10 +458,11 @@ class ReleasePlan:
 class Labels(Trained):
     """Released labels with their events, before a student is trained.
 
-    ``events`` are those of the submitted queries, or those of the planned ones if released labels may have decided how
-    many were submitted. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if votes decided
-    when to stop. ``spending``: the charges, for the operator's reports; None if the queries are not public records, so
-    that there are no groups to show, and after a student was trained.
+    - ``events``: those of the submitted queries; those of the planned ones, if released labels may have decided how
+      many were submitted.
+    - ``epsilon_bound``: the guarantee that was fixed before the first query; None if votes decided when to stop.
+    - ``spending``: the charges of the queries, for the operator's reports. None after a student was trained, and if the
+      queries have other groups than the data set of the run.
     """
 
     labelled: LabelledSet
@@ -558,18 +552,15 @@ def _submit(
     """Submit the queries to the aggregator as in FairPATE's Algorithm 1 and return the result.
 
     With the setting ``aggregator.admission``, queries are submitted in rounds. The first round submits candidates in
-    their order; later rounds submit those that the gate would probably accept. All rounds together submit the planned
-    number of queries, or fewer if the gate would accept no more.
+    their order. Each later round submits those for which the fairness gate would probably accept the label, as
+    predicted by a student of the labels released so far. All rounds together submit the planned number of queries, or
+    fewer if the gate would accept no more.
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     if admission is None:
         return sessions.answer_queries(
             votes, keys=keys, session=session, block_size=_BLOCK, on_progress=lambda done: on_progress(done, len(keys))
         )
-    # Few runs have rounds, and all others release labels without torch.
-    from fairpate.nn.fit import predict_probabilities
-    from student.student import train_student
-
     total = plan.method.aggregator.num_queries or len(keys)
     learning = plan.method.student_training.model_copy(update={"method": "supervised"})
     waiting = list(range(len(keys)))
@@ -583,7 +574,7 @@ def _submit(
         chosen = waiting[:size]
         if result is not None and waiting and len(result.labelled.labels):
             labelled = result.labelled
-            student = train_student(
+            student = students.train_student(
                 public_records(queries, labelled),
                 learning,
                 num_classes=dataset.num_classes,
@@ -597,7 +588,7 @@ def _submit(
             counts_GC = np.zeros(tuple(sizes.values()), dtype=np.int64)
             np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
             admitted = sessions.admit_queries(
-                predict_probabilities(student, queries.x[rows]).double().numpy(),
+                fit.predict_probabilities(student, queries.x[rows]).double().numpy(),
                 queries.z[rows].numpy(),
                 gate=DemographicParityGate(plan.method.gate, **sizes, counts_GC=counts_GC),
                 count=size,
@@ -665,9 +656,7 @@ class VotingMethod(Method):
         """The settings of the queries; a method that configures only their number gets defaults for the rest: no
         budget, records in order."""
         asked = self.aggregator
-        if isinstance(asked, QueriesConfig):
-            return asked
-        return QueriesConfig(num_queries=asked.num_queries)
+        return asked if isinstance(asked, QueriesConfig) else QueriesConfig(num_queries=asked.num_queries)
 
     @property
     def gate(self) -> GateRule:
@@ -691,8 +680,8 @@ class VotingMethod(Method):
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """Return the plan of the release, fixed before the first vote; noise is scaled to the target if there is one.
 
-        A subclass may pass another ``dataset``, as its voters see it: their private records, and the queries as public
-        records.
+        ``dataset``: the voters' private records, and as its public records those to be queried. A subclass whose voters
+        learn from other records than those of the run passes a data set of its own.
         """
         queries = choose_queries(dataset, self.queries)
         budget, target, mechanism = self.queries.budget, self.target, self.mechanism
@@ -804,10 +793,7 @@ class VotingMethod(Method):
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
-        options["augmentation"] = self.augment
-        network = fit_student(
-            self.student_training, training.dataset, kept, training.reporter, seed=self.seed, **options
-        )
+        network = fit_student(self, training, kept, **options)
         return replace(labels, model=network, num_training_labels=len(kept.labels))
 
 
@@ -827,14 +813,17 @@ streaming_filter = filter_stream
 
 
 def preprocessing_factor(max_disparity: float | Fraction) -> int:
-    """Return the integer K of FairPATE's Theorem 1, by which the sorted filter multiplies epsilon; a float
-    ``max_disparity`` is read as the decimal number that it prints."""
+    """Return the integer K of FairPATE's Theorem 1: :func:`sorted_filter`, applied to the records before a private
+    mechanism, multiplies the mechanism's epsilon by K. A float ``max_disparity`` is read as the decimal number that it
+    prints.
+    """
     return 2 + math.ceil(_share(max_disparity))
 
 
 def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: float | Fraction) -> tuple[float, float]:
-    """Return the (epsilon, delta) of FairPATE's sorted filter, which drops records of the larger group, followed by an
-    (``epsilon``, ``delta``)-DP mechanism."""
+    """Return the (epsilon, delta) of an (``epsilon``, ``delta``)-DP mechanism whose input has passed FairPATE's
+    :func:`sorted_filter`.
+    """
     if not 0 <= epsilon < math.inf or not 0 <= delta < 1:
         raise ValueError(f"Expected a finite epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
     factor = preprocessing_factor(max_disparity)
@@ -849,8 +838,9 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
 def target_behind_sorted_filter(
     epsilon: float, delta: float, *, max_disparity: float | Fraction
 ) -> tuple[float, float]:
-    """Return the largest (epsilon, delta) that a mechanism after FairPATE's sorted filter may have, so that both
-    together are (``epsilon``, ``delta``)-DP."""
+    """Return the largest (epsilon, delta) of a mechanism that, with its input passed through FairPATE's
+    :func:`sorted_filter`, is (``epsilon``, ``delta``)-DP.
+    """
     # The cost is computed for its checks alone. K changes at epsilon / K together multiply delta by K e^epsilon.
     factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)
     return epsilon / factor, delta * math.exp(-epsilon) / factor
@@ -859,10 +849,11 @@ def target_behind_sorted_filter(
 def sorted_filter(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, order_N: npt.ArrayLike, *, max_disparity: float | Fraction
 ) -> npt.NDArray[np.bool_]:
-    """Return True for each record that the sorted filter of FairPATE's Theorem 1 keeps, shape (N,).
+    """Return True for each record that the sorted filter of FairPATE's Theorem 1 keeps, shape (N,). For each label it
+    drops records of the larger of two groups, the last ones by rank, so that the groups differ little in size.
 
-    ``order_N`` are distinct public ranks, each a function of its record alone. ValueError for groups other than 0 and
-    1, for lengths that differ and for equal ranks.
+    ``max_disparity`` determines how much larger a group may remain. ``order_N`` are distinct public ranks, each a
+    function of its record alone. ValueError for groups other than 0 and 1, for lengths that differ and for equal ranks.
     """
     labels, groups, order = np.asarray(labels_N), np.asarray(groups_N), np.asarray(order_N)
     if not len(labels) == len(groups) == len(order):
@@ -891,8 +882,9 @@ def sorted_filter(
 
 
 def _share(max_disparity: float | Fraction) -> Fraction:
-    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, exactly: the excess of the larger group that the
-    sorted filter keeps, as a share of the smaller group."""
+    """Return 2 gamma / (1 - gamma) for gamma = ``max_disparity``, as an exact fraction. :func:`sorted_filter` lets the
+    larger group exceed the smaller by this fraction of the smaller group's size.
+    """
     if not 0 <= max_disparity < 1:
         raise ValueError(f"Expected 0 <= max_disparity < 1, got {max_disparity}.")
     # As the decimal that it prints: the binary 0.8 is a little larger, and would make K 11 instead of 10.
@@ -955,15 +947,11 @@ class PateFamily(GnmaxMethod):
         Votes are private. ``folder`` is for checkpoints, unless ``storage`` is configured. ``pool`` runs the work;
         None: a new pool is opened.
         """
-        # Teachers are networks, and commands that read votes or configurations need no torch; so below.
-        from teachers.ensemble import collect_votes
-        from teachers.ray_pool import open_pool
-
-        with open_pool(self.ray) if pool is None else nullcontext(pool) as workers:
+        with ray_pool.open_pool(self.ray) if pool is None else nullcontext(pool) as workers:
             with reporter.stage("teachers") as advance:
                 ensemble = self.train_teachers(dataset, folder, workers, on_progress=advance)
             with reporter.stage("votes") as advance:
-                votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
+                votes_QC = ensembles.collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
         return VoteBatch(
             record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
         )
@@ -971,16 +959,14 @@ class PateFamily(GnmaxMethod):
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
         """Return all teachers, in Ray actors, as voters of a service; votes on the run's own queries are read from its
         folder."""
-        from teachers.ray_pool import ServingTeachers, open_pool
-
-        with open_pool(self.ray) as pool:
+        with ray_pool.open_pool(self.ray) as pool:
             ensemble = self.train_teachers(dataset, run.teachers, pool)
         # After the pool is closed: its actors used the CPUs that the serving actors need.
-        voters = ServingTeachers(ensemble, self.ray)
+        voters = ray_pool.ServingTeachers(ensemble, self.ray)
         return StandingVoters(
             ensemble=ensemble.digest,
-            count_votes=VoteCounter(context.read_votes(run.votes), voters.votes),
-            try_vote=voters.votes,
+            ask=lambda features, _: voters.votes(features),
+            collected=context.read_votes(run.votes),
             are_answering=voters.are_answering,
             close=voters.close,
         )
@@ -1036,8 +1022,6 @@ class PateSIn(PateFamily):
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the released labels, with the demographic-parity regulariser in its loss, and return
         it."""
-        from fairpate.nn.fit import public_penalty  # torch, as above
-
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)
-        penalty = public_penalty(public.x, public.z, self.pate_s_in, generator=generator)
+        penalty = fit.public_penalty(public.x, public.z, self.pate_s_in, generator=generator)
         return self.taught(training, labels, labels.labelled, penalty=penalty)

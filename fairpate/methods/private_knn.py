@@ -28,14 +28,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from aggregator.mechanism import Mechanism, NearestCounts, NearestRecords
-from aggregator.session import Ballot, Question, VotesUnavailableError
+from aggregator.session import Ballot
 from fairpate.config import BudgetConfig, ConfigError, Count, EmbeddingConfig, GatedQueriesConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
@@ -60,16 +60,20 @@ _STEPS = 2**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """Maps records to whole-number coordinates, between which distances are exact. Records are embedded; then their
-    coordinates are rounded to whole steps, and clipped far outside the public pool."""
+    """Maps records to whole-number coordinates, for which distances are computed exactly.
+
+    A record is embedded by a rule fitted to public records, and its coordinates are rounded to whole numbers of steps.
+    Coordinates far beyond those of public records are clipped.
+    """
 
     embed: Embed
     steps: float
 
     @classmethod
     def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-        """Fit the embedding to the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors of its
-        neighbourhood graph."""
+        """Fit the embedding to the public ``pool`` (M, ...). ``seed`` determines the start of the iterative solver for
+        eigenvectors, if ``embedding`` is a neighbourhood graph.
+        """
         # Without steps of its own: coordinates are rounded once, below.
         config = EmbeddingConfig(num_components=min(num_components, ray_pool.MOST_COORDINATES))
         embed: Embed = Components.of(pool, config, evened=False, plain=True)
@@ -124,7 +128,9 @@ NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
 
 
 class PrivateKnnConfig(Section):
-    """Settings of the voters and of the noise; with a target epsilon, both noises are scaled until the queries fit."""
+    """Settings of the voters and of the noise. With a target epsilon, the noise on counts and on the threshold check is
+    scaled by one factor, so that all queries together meet the target.
+    """
 
     sampling_rate: float = Field(
         0.1, gt=0, le=1, description="Probability that a query samples a given private record, or person."
@@ -159,7 +165,9 @@ class PrivateKnnConfig(Section):
 
 
 class PrivateKnn(VotingMethod):
-    """Private-kNN, in which the nearest sampled records vote; it protects one record or person, added or removed."""
+    """Private-kNN: for each query, the nearest records in a random sample of private records vote. It protects one
+    record or person, added or removed.
+    """
 
     protects_persons: ClassVar[bool] = True
     rate_tells_size: ClassVar[bool] = False
@@ -314,7 +322,8 @@ class PrivateKnn(VotingMethod):
                 places, neighbourhood = found()
                 return ray_pool.label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
-            yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
+            asked: dict[str, Any] = {"record_ids": queries.record_id, "groups_Q": queries.z.numpy(), "x": queries.x}
+            yield SampledVotes(**asked, ensemble=self._digest(dataset.private), ask=ask)
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
         """Return the embedded private records as voters of a service that answers further queries; every query draws a
@@ -322,24 +331,11 @@ class PrivateKnn(VotingMethod):
         places = self._places(dataset.public)
         found = self._neighbourhood(dataset, places)
 
-        def counts(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
+        def ask(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
             return ray_pool.label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
 
-        def count_votes(questions: Sequence[Question]) -> IntArray:
-            names = [question.query.record_id for question in questions]
-            try:
-                return counts(np.stack([question.features for question in questions]), names)
-            except ensemble.PoolError as error:
-                raise VotesUnavailableError(str(error)) from error
-
-        return StandingVoters(
-            ensemble=self._digest(dataset.private),
-            count_votes=count_votes,
-            # None of these votes is released, so that they are free and need no name.
-            try_vote=lambda features: counts(features, ["no query"] * len(features)),
-            are_answering=found.are_answering,
-            close=found.close,
-        )
+        digest = self._digest(dataset.private)
+        return StandingVoters(ensemble=digest, ask=ask, are_answering=found.are_answering, close=found.close)
 
     def _places(self, public: Split) -> Places:
         settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn: 32 bits
@@ -380,23 +376,17 @@ class SampledVotes:
     """Queries of Private-kNN whose votes are drawn on request, each from a fresh Poisson sample of the private
     records."""
 
-    queries: Split
+    record_ids: Sequence[str]
+    groups_Q: IntArray
+    x: Tensor
     ensemble: str
     ask: Callable[[Tensor, Sequence[str]], IntArray]
 
-    @property
-    def record_ids(self) -> Sequence[str]:
-        return self.queries.record_id
-
-    @property
-    def groups_Q(self) -> IntArray:
-        return self.queries.z.numpy()
-
     def counts(self, rows: Sequence[int]) -> IntArray:
         """Return the vote counts (Q, C) on the queries in ``rows``, each from a fresh sample."""
-        asked = self.queries.take(rows)
-        return self.ask(asked.x, asked.record_id)
+        return self.ask(self.x[list(rows)], [self.record_ids[row] for row in rows])
 
     def take(self, rows: Sequence[int]) -> SampledVotes:
         """Return a copy that has only the queries in ``rows``; the voters are the same."""
-        return replace(self, queries=self.queries.take(rows))
+        names = [self.record_ids[row] for row in rows]
+        return replace(self, record_ids=names, groups_Q=self.groups_Q[list(rows)], x=self.x[list(rows)])

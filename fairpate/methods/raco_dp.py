@@ -58,11 +58,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_serializer
+from pydantic.dataclasses import dataclass as validated
 
-from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PrivacyTarget, Section
-from fairpate.fairness.rates import divide, indices
+from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PositiveShare, PrivacyTarget, Section
+from fairpate.fairness.rates import indices
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Stream, Trained, Training, noise_within
+from fairpate.methods.base import Disables, Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
@@ -74,24 +75,19 @@ if TYPE_CHECKING:
     from fairpate.nn.per_example import GradientClipper
     from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining
 
-_MOST_CODES = 2**16
-"""The largest number of labels or groups that is accepted."""
+NumCodes = Annotated[int, Field(ge=1, le=2**16)]
+"""A number of labels or groups."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True)
 class Partition:
     """A partition of records into cells by true label and group: cell = label * ``num_groups`` + group.
 
     With ``num_labels`` 1 labels are not distinguished, with ``num_groups`` 1 groups are not.
     """
 
-    num_labels: int = 1
-    num_groups: int = 1
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.num_labels <= _MOST_CODES and 1 <= self.num_groups <= _MOST_CODES):
-            given = self.num_labels, self.num_groups
-            raise ValueError(f"Expected num_labels and num_groups from 1 to {_MOST_CODES}, got {given}; merge some.")
+    num_labels: NumCodes = 1
+    num_groups: NumCodes = 1
 
     @property
     def num_cells(self) -> int:
@@ -118,7 +114,8 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class RateTerm:
-    """The rates at which records in one union of cells get each predicted class, added up with one weight per class.
+    """One term of a rate constraint. It reads the records in a union of ``cells``, and adds up, with ``weights``, the
+    rates at which these records get each class as their prediction.
 
     ``of_all``: the rates are relative to the number of all records, not to that of the union.
     """
@@ -159,12 +156,10 @@ class RateConstraints:
                     f"{constraint.bound}."
                 )
             for term in constraint.terms:
-                if not term.cells:
-                    raise ValueError(
-                        f"The {where} rests on an empty union of cells, which has no rate; name its cells."
-                    )
-                if not all(0 <= cell < self.partition.num_cells for cell in term.cells):
-                    raise ValueError(f"Expected cells below {self.partition.num_cells} in {where}, got {term.cells}.")
+                num_cells = self.partition.num_cells
+                # An empty union of cells has no rate.
+                if not term.cells or not all(0 <= cell < num_cells for cell in term.cells):
+                    raise ValueError(f"Expected one or more cells below {num_cells} in {where}, got {term.cells}.")
                 if len(term.weights) != self.num_classes or not np.isfinite(term.weights).all():
                     raise ValueError(f"Expected {self.num_classes} finite weights in {where}, got {term.weights}.")
         # The least value for any predictions; overlapping unions are treated as disjoint. A share of all records may
@@ -191,11 +186,11 @@ class RateConstraints:
 
     @cached_property
     def unions(self) -> tuple[FloatArray, npt.NDArray[np.bool_], FloatArray]:
-        """All U unions of cells that terms use: which cells are in each union (U, Q), whether its rates are relative to
-        the number of all records (U,), and the weights of its rates in each constraint (J, U, C)."""
-        union_of = {
-            term: (tuple(sorted(set(term.cells))), term.of_all) for each in self.constraints for term in each.terms
-        }
+        """The U different unions of cells that terms use, as three arrays: the cells in each union (U, Q), whether its
+        rates are relative to the number of all records (U,), and the weights of its rates in each constraint (J, U, C).
+        """
+        terms = [term for constraint in self.constraints for term in constraint.terms]
+        union_of = {term: (tuple(sorted(set(term.cells))), term.of_all) for term in terms}
         unions = list(dict.fromkeys(union_of.values()))
         members_UQ = np.zeros((len(unions), self.partition.num_cells))
         for row, (cells, _) in enumerate(unions):
@@ -205,34 +200,6 @@ class RateConstraints:
             for term in constraint.terms:
                 weights_JUC[j, unions.index(union_of[term])] += term.weights
         return members_UQ, np.array([of_all for _, of_all in unions], dtype=np.bool_), weights_JUC
-
-    def histogram(self, probabilities_NC: npt.ArrayLike, cells_N: npt.ArrayLike) -> FloatArray:
-        """Return the sums of predicted probabilities by cell and class, shape (Q, C); each record adds 1 in all."""
-        probabilities, cells = np.asarray(probabilities_NC, np.float64), np.asarray(cells_N)
-        histogram_QC = np.zeros((self.partition.num_cells, self.num_classes))
-        # Plain indexing would count a cell once, however many records it has.
-        np.add.at(histogram_QC, cells, probabilities)
-        return histogram_QC
-
-    def values(self, histogram_QC: FloatArray) -> FloatArray:
-        """Return the values Gamma of the constraints for an exact histogram, shape (J,); NaN if a union of cells
-        that a constraint uses has no records."""
-        members_UQ, of_all_U, weights_JUC = self.unions
-        sizes_U = np.where(of_all_U, histogram_QC.sum(), members_UQ @ histogram_QC.sum(axis=1))
-        rates_UC = divide(members_UQ @ histogram_QC, sizes_U[:, None])
-        # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
-        return np.where(weights_JUC == 0, 0.0, weights_JUC * rates_UC).sum(axis=(1, 2))
-
-    def evaluate(
-        self, probabilities_NC: npt.ArrayLike, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike
-    ) -> dict[str, float]:
-        """Return the exact value of every constraint on these records, by name.
-
-        With one-hot ``probabilities_NC`` the rates are those of predicted labels.
-        """
-        cells_N = self.partition.cells(labels_N, groups_N)
-        values_J = self.values(self.histogram(probabilities_NC, cells_N))
-        return dict(zip(self.names, values_J.tolist(), strict=True))
 
     def floored(self, histogram_QC: FloatArray, *, size_floor: float) -> tuple[str, ...]:
         """Return the names of the constraints whose rates are underestimated: a union of cells has fewer records in
@@ -288,23 +255,17 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     ValueError for parts with different numbers of classes, and for partitions with different numbers of labels or
     groups.
     """
-    counts = {
-        "labels": {part.partition.num_labels for part in parts},
-        "groups": {part.partition.num_groups for part in parts},
-    }
-    for what, found in counts.items():
-        if len(found - {1}) > 1:
-            raise ValueError(
-                f"Expected all constraints to have the same number of {what}, got {sorted(found)}; use one partition."
-            )
-    labels, groups = (max(found, default=1) for found in counts.values())
+    # A partition of one label, or of one group, does not distinguish them.
+    labels, groups = {1} | {p.partition.num_labels for p in parts}, {1} | {p.partition.num_groups for p in parts}
     classes = {part.num_classes for part in parts}
-    if len(classes) != 1:
-        raise ValueError(
-            f"Expected all constraints to have the same number of classes, got {sorted(classes)}; use one classifier."
-        )
-    partition = Partition(num_labels=labels, num_groups=groups)
-    labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), groups)
+    for what, found in {"labels": labels - {1}, "groups": groups - {1}, "classes": classes}.items():
+        if len(found) > 1:
+            raise ValueError(
+                f"Expected all constraints to have the same number of {what}, got {sorted(found)}; use one partition "
+                "and one classifier."
+            )
+    partition = Partition(num_labels=max(labels), num_groups=max(groups))
+    labels_Q, groups_Q = np.divmod(np.arange(partition.num_cells), partition.num_groups)
     constraints = []
     for part in parts:
         # The cell of this part's partition that each cell of the common one is in.
@@ -412,11 +373,8 @@ class RacoDpConfig(Section):
     `dp_sgd`."""
 
     histogram_share: float = Field(0.1, gt=0, lt=1, description="Share of the budget for the histograms.")
-    min_share: float = Field(
-        0.01,
-        gt=0,
-        le=1,
-        description="Public lower bound on the size of a set of records, as a share of the expected batch.",
+    min_share: PositiveShare = Field(
+        0.01, description="Public lower bound on the size of a set of records, as a share of the expected batch."
     )
     size_share: float | None = Field(
         None,
@@ -443,6 +401,8 @@ class RacoDpConfig(Section):
     )
     dual_learning_rate: NotNegative = Field(0.1, description="Learning rate of the multipliers; 0 leaves them at 0.")
 
+    disables: ClassVar[Disables] = {("constraints", ...): ("constraint", "bound", "label")}
+
     @property
     def resolved_size_share(self) -> float:
         """``size_share``, or its default: 0.3 if cells distinguish both labels and groups, else 0."""
@@ -461,13 +421,17 @@ class RacoDpConfig(Section):
 
 
 class PricedLoss:
-    """The loss of a record in RaCO-DP: cross entropy plus the inner product of its predictions s(x) with the prices of
-    its cell, the derivatives of the weighted constraints.
+    """The loss of a record in RaCO-DP: its cross entropy, plus the inner product of its predictions s(x) with the
+    prices of its cell. Prices are the derivatives of the constraints, weighted by their multipliers, with respect to
+    the sums of predictions in a cell, one for each class.
 
-    s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. Targets are those
-    of :meth:`targets`. With ``counts_labels`` the histogram counts predicted labels instead of probabilities.
-    ``release`` maps a batch's exact histogram (Q, C) to prices, adding the noise. While ``prices_QC`` is None, the next
-    call must get the outputs of a whole batch: it releases their histogram and sets the prices.
+    s(x) = softmax(``sharpness`` * outputs): with a large ``sharpness`` predictions are nearly hard. ``targets`` encodes
+    each record's label and cell. Prices are computed for each batch, from the noisy histogram of its predictions:
+
+    - ``release`` maps the exact histogram (Q, C) to prices, adding the noise.
+    - ``counts_labels``: the histogram counts predicted labels instead of probabilities.
+    - ``prices_QC``: the prices of the present batch. While it is None, the next call must get the outputs of a whole
+      batch; it releases their histogram and sets the prices.
     """
 
     def __init__(
@@ -526,7 +490,8 @@ class PricedLoss:
         """Release the noisy histogram of the next batch's predictions, even if the batch is empty, and set the prices
         for its gradients.
 
-        For this histogram, a batch that is processed in parts or by owner passes through the model once more.
+        A batch that is later processed in one piece releases its histogram then. Other batches are passed through the
+        model here, in addition to the pass for their gradients.
         """
         from fairpate.nn.per_example import shares_of  # a configuration is read without torch
 
@@ -635,10 +600,11 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
 class HistogramSteps:
     """The steps of DP-SGD together with the noise of the histograms.
 
-    ``laplace_scale``: scale of the noise on every entry; a record changes all entries by 1 in L1. ``size_floor``: the
-    least size, in records, that is used for a union of cells. ``averaged_share``: share of the last steps whose weights
-    are averaged. ``size_noise``: standard deviation of the noise on the number of records of every cell, which a record
-    changes by 1 in L2; None: these numbers are not released.
+    - ``laplace_scale``: scale of the noise on every entry; a record changes all entries by 1 in L1.
+    - ``size_floor``: the least number of records of a union of cells; smaller noisy sizes are replaced by it.
+    - ``averaged_share``: the share of the steps, counted from the end, whose model weights are averaged.
+    - ``size_noise``: standard deviation of the noise on the number of records of every cell, which a record changes by
+      1 in L2; None: these numbers are not released.
     """
 
     gradient: PrivateSteps
@@ -665,9 +631,9 @@ def plan_steps(
 ) -> HistogramSteps:
     """Return the steps for ``num_records`` private records or persons, with the given noise.
 
-    ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of gradients and sizes of cells taken together
-    as one Gaussian release. The inverse squares of noise multipliers add up to its own, and the setting ``size_share``
-    is the share of sizes in this sum.
+    ``training`` has the settings of DP-SGD. ``noise_multiplier`` is that of a single Gaussian release with the cost of
+    two: the release of gradients and that of the sizes of cells. Costs add up as inverse squares of noise multipliers;
+    the sizes have the share ``size_share`` of the sum.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share
@@ -791,7 +757,7 @@ class Lagrangian:
 
 
 class RacoDp(DpSgdFamily):
-    """RaCO-DP, with noise calibrated to the target, which protects one record or person, with its group and label."""
+    """RaCO-DP, with noise calibrated to the target. It protects one record or person, with its group and label."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"
@@ -799,13 +765,6 @@ class RacoDp(DpSgdFamily):
 
     method: str = "raco_dp"
     raco_dp: RacoDpConfig = RacoDpConfig()
-
-    @property
-    def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it: those that name a constraint, if ``constraints``
-        are given."""
-        named = ("constraint", "bound", "label") if self.raco_dp.constraints is not None else ()
-        return super().unread | {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
 
     def check(self) -> None:
         """Raise ConfigError for the relation "replace one", for which the cost of a step is not known."""
@@ -824,12 +783,10 @@ class RacoDp(DpSgdFamily):
             lagrangian, partition = Lagrangian(constraints, config, steps), constraints.partition
             cells = torch.from_numpy(partition.cells(private.y.numpy(), private.z.numpy()))
             named: dict[str, Any] = {"num_cells": partition.num_cells, "num_classes": constraints.num_classes}
-            named |= {"randomness": randomness, "person_N": private.person_N}
+            named |= {"pricing": lagrangian, "randomness": randomness, "person_N": private.person_N}
             # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
             named["histogram_randomness"] = self.randomness(Stream.HISTOGRAM_NOISE)
-            priced = priced_training(
-                training.model, private.x, private.y, cells, steps, config, pricing=lagrangian, **named
-            )
+            priced = priced_training(training.model, private.x, private.y, cells, steps, config, **named)
             events = priced.run(averaged_share=steps.averaged_share, on_progress=advance)
         report = lagrangian.report()
         worst = max(range(len(report.names)), key=lambda j: report.values[j] - report.bounds[j])

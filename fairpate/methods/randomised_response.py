@@ -22,7 +22,6 @@ Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -31,7 +30,7 @@ from pydantic import Field
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.base import PrivateMethod, Stream, Trained, Training
-from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, Mixing, fair_mixing, fit_mixture
+from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, fair_mixing, fit_mixture
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import ParityCells, ParityConfig, require_codes
 from fairpate.privacy.accountant import PureReleases, spent
@@ -59,14 +58,6 @@ class RandomisedResponseConfig(ParityConfig):
     num_rounds: Count = 50
     dual_bound: Positive = Field(2.0, description="Bound on the sum of all multipliers.")
     learning_rate: Positive = Field(0.5, description="Learning rate of the multipliers.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResponseTrained(Trained):
-    """The trained model. ``mixing`` is the randomised change of its predictions by group that the second step of the
-    form ``two_step`` computes; None for the form ``one_step``."""
-
-    mixing: Mixing | None
 
 
 def recovery(epsilon: float, num_groups: int) -> FloatArray:
@@ -167,12 +158,8 @@ class RandomisedResponse(PrivateMethod):
         # Uniform reports show no gap, and there is nothing to scale.
         per_gap = 1 / shrunk if shrunk else 1.0
         scaled = {"dual_bound": config.dual_bound * per_gap, "learning_rate": config.learning_rate * per_gap}
-        rules = GameRules(
-            num_rounds=config.num_rounds, max_gap=max_gap, reference_group=config.reference_group, **scaled
-        )
-        cells = ParityCells.of(
-            labels.numpy(), reported.numpy(), num_groups=dataset.num_groups, constraint=config.constraint
-        )
+        rules = GameRules(max_gap=max_gap, **config.model_dump(include={"num_rounds", "reference_group"}) | scaled)
+        cells = ParityCells.of(labels, reported, num_groups=dataset.num_groups, constraint=config.constraint)
         features = scale_bytes(x).flatten(1).double().numpy()
         members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
         coefficients = []
@@ -184,7 +171,7 @@ class RandomisedResponse(PrivateMethod):
                 coefficients.append(np.append(np.zeros(features.shape[1]), constant))
         return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
 
-    def train(self, training: Training) -> ResponseTrained:
+    def train(self, training: Training) -> Trained:
         """Randomise the group of each record once, learn from the reported groups, and return the model.
 
         ValueError for a label or group out of range, and for too few records of a group with a fairness event, such as
@@ -199,9 +186,8 @@ class RandomisedResponse(PrivateMethod):
         inverse_GG = recovery(epsilon, num_groups) if two_step else None
         events, source = (PureReleases(count=1, epsilon=epsilon),), self.source
         # Once, before anything is learned: any further answer about the same attribute would cost epsilon again.
-        reported = torch.from_numpy(
-            randomise_response(dataset.private.z.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
-        )
+        codes_N = randomise_response(dataset.private.z.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
+        reported = torch.from_numpy(codes_N)
         # Two halves: a rule predicts the records that it was fitted to too well, and would mislead the second step.
         generator = training.generator(Stream.TRAINING)
         order = torch.randperm(len(y), generator=generator) if two_step else torch.arange(len(y))
@@ -209,7 +195,7 @@ class RandomisedResponse(PrivateMethod):
         first, second = order.tensor_split([len(order) // 2 if two_step else len(order)])
         # Every reported group mixes true ones: a gap between them is a share of the true gap, and so is the bound.
         shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
-        mixing = None
+        mixing_GCC = None
         # An error of the learner depends on the reports, and so reveals something about them.
         with training.reporter.stage(self.method), spent(events, noise=source.label):
             gaps = {"max_gap": config.max_gap * shrunk, "shrunk": shrunk}
@@ -221,6 +207,5 @@ class RandomisedResponse(PrivateMethod):
                 shared = config.model_dump(include={"constraint", "min_share", "reference_group"})
                 rules = DpPostprocessingConfig(max_gap=config.mixing_gap, **shared)
                 # Without slack: its formula is that of Laplace noise on counts, and these have none.
-                mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf)
-        table = None if mixing is None else mixing.mixing_GCC
-        return ResponseTrained(model=model, events=events, noise=source.label, mixing_GCC=table, mixing=mixing)
+                mixing_GCC = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf).mixing_GCC
+        return Trained(model=model, events=events, noise=source.label, mixing_GCC=mixing_GCC)

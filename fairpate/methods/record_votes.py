@@ -40,9 +40,9 @@ Shapes: N private records, M public ones, K prototypes, C classes, G groups, W n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ from fairpate.data import Dataset, Split
 from fairpate.data.dataset import shortened_by_person, whole_persons
 from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
 from fairpate.fairness import rates
-from fairpate.fairness.rates import TableByGroup
+from fairpate.fairness.rates import LabelledRecords, TableByGroup
 from fairpate.methods import base
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.pate import fit_student, passing
@@ -76,16 +76,19 @@ UNITS = 2**14
 _LARGEST_EPSILON = 20
 
 
+TaughtShare = Annotated[
+    configuration.PositiveShare,
+    Field(
+        description="Share of the public pool that the student learns from: the records with the most certain labels."
+    ),
+]
+
+
 class TaughtConfig(configuration.Section):
     """Settings of how the student learns from labels of public records: the share of records that it learns from, a
     gate against labels that would widen the demographic-parity gap, and a fairness penalty in the loss."""
 
-    taught_share: float = Field(
-        0.7,
-        gt=0,
-        le=1,
-        description="Share of the public pool that the student learns from: the records with the most certain labels.",
-    )
+    taught_share: TaughtShare = 0.7
     gate: configuration.GateConfig | None = Field(
         None,
         description="Demographic-parity gate: labels that would widen the gap are not given to the student; null: no"
@@ -176,18 +179,14 @@ class VotesOfRecords(base.ReleasingMethod):
         group."""
         if not self.reads_groups:
             return None
-        public = dataset.public
+        public, groups_M = dataset.public, dataset.public.z.numpy()
         table, votes_MW, likely_MY = self.table_by_group(released)
         generator = np.random.default_rng(stream_seed(self.seed, Stream.POPULATION))
-        predicted = student.predict(public.x, public.z.numpy(), generator=generator)
+        predicted = student.predict(public.x, groups_M, generator=generator)
         # A refusal is one more outcome, after the classes.
         outcome_M = np.where(predicted.answered, predicted.labels, dataset.num_classes)
-        records = rates.LabelledRecords(
-            votes_MW=votes_MW,
-            groups_M=public.z.numpy(),
-            likely_MY=likely_MY,
-            outcome_MJ=np.eye(dataset.num_classes + 1)[outcome_M],
-        )
+        outcome_MJ = np.eye(dataset.num_classes + 1)[outcome_M]
+        records = LabelledRecords(votes_MW=votes_MW, groups_M=groups_M, likely_MY=likely_MY, outcome_MJ=outcome_MJ)
         return private_population(
             rates.estimated_population(table, records, generator=generator),
             group_names=dataset.group_names,
@@ -262,19 +261,9 @@ class VotesOfRecords(base.ReleasingMethod):
 
             generator = training.generator(Stream.PENALTY)
             penalty = public_penalty(public.x, public.z, settings.penalty, generator=generator)
-        network = fit_student(
-            self.student_training,
-            dataset,
-            labelled,
-            training.reporter,
-            seed=self.seed,
-            augmentation=self.augment,
-            initial_model=training.model,
-            penalty=penalty,
-        )
-        return Trained(
-            model=network, events=released.events, noise=self.source.label, num_training_labels=len(labelled.labels)
-        )
+        network = fit_student(self, training, labelled, initial_model=training.model, penalty=penalty)
+        count = len(labelled.labels)
+        return Trained(model=network, events=released.events, noise=self.source.label, num_training_labels=count)
 
 
 def with_noise(
@@ -357,12 +346,13 @@ def noisy_votes(
     if person_N is None:
         # Plain indexing would count a cell once, however many records vote in it.
         np.add.at(votes_KC, (prototype_N, labels_N), 1)
-        return with_noise(votes_KC, stddev=stddev, source=source, row="prototype", noisy_sum=noisy_sum)
-    cell_N = prototype_N * shape[1] + labels_N
-    cells, votes = shortened_by_person(np.full((len(cell_N), 1), UNITS), cell_N, person_N, norm=UNITS)
-    np.add.at(votes_KC.reshape(-1), cells, votes[:, 0])
-    # In units as the votes are: the event is priced for a norm of U of them.
-    return with_noise(votes_KC, stddev=stddev * UNITS, source=source, row="prototype", noisy_sum=noisy_sum)
+    else:
+        cell_N = prototype_N * shape[1] + labels_N
+        cells, votes = shortened_by_person(np.full((len(cell_N), 1), UNITS), cell_N, person_N, norm=UNITS)
+        np.add.at(votes_KC.reshape(-1), cells, votes[:, 0])
+        # In units as the votes are: the event is priced for a norm of U of them.
+        stddev *= UNITS
+    return with_noise(votes_KC, stddev=stddev, source=source, row="prototype", noisy_sum=noisy_sum)
 
 
 class RecordVotes(VotesOfRecords):
@@ -379,12 +369,10 @@ class RecordVotes(VotesOfRecords):
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
         """Estimate, for warnings before a run, how many votes decide a label and how noisy they are, if all prototypes
         have equally many votes."""
-        (_, noise), pool = self.event(dataset.unit), len(dataset.public)
+        (_, noise), pool, settings = self.event(dataset.unit), len(dataset.public), self.record_votes
         stddev = noise * self.label_noise(dataset.num_groups)
-        votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
-        return ExpectedVotes(
-            votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool)
-        )
+        votes = max(1, num_records // settings.prototypes_of(pool, stddev=stddev))
+        return ExpectedVotes(votes=votes, noise_stddev_votes=stddev, labels=round(settings.taught_share * pool))
 
     def event(self, unit: Unit) -> tuple[VoteTables | VoteSums, float]:
         """Return the privacy event of the released table of votes, with the least noise that the target allows; and the
@@ -424,15 +412,9 @@ class RecordVotes(VotesOfRecords):
                 person_N = np.zeros(0, dtype=np.int64)
             nearest_N = prototypes.nearest(private.x)
             training.reserve((event,), self.source.label)
-            votes = noisy_votes(
-                nearest_N,
-                row_N,
-                shape=(len(prototypes.centres), num_rows),
-                stddev=stddev,
-                source=self.source,
-                person_N=person_N,
-                noisy_sum=training.noisy_sum,
-            )
+            shape = len(prototypes.centres), num_rows
+            given: dict[str, Any] = {"person_N": person_N, "source": self.source, "noisy_sum": training.noisy_sum}
+            votes = noisy_votes(nearest_N, row_N, shape=shape, stddev=stddev, **given)
         training.reporter.note("votes", f"{len(votes)} prototypes, noise {stddev:.2f}")
         # The pool's coordinates are stored with the table: recomputed elsewhere, prototypes may come in another order.
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -472,12 +454,10 @@ class RecordVotes(VotesOfRecords):
         label probabilities (M, C) by a logistic regression on the votes."""
         arrays, (votes_KC, stddev), (event,) = released.arrays, self._votes(released), released.events
         assert isinstance(event, VoteTables)  # groups of persons are refused
-        noise = event.noise_stddev_votes
-        *_, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
+        *_, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=event.noise_stddev_votes)
         chances_MC = chances_of_line(votes_KC, arrays["prototype_M"], arrays["coordinates_MD"], stddev=stddev)
-        table = TableByGroup(
-            sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=rates.KEPT_NOISE * noise, one_W=np.ones(len(votes_KC))
-        )
+        kept, one_W = rates.KEPT_NOISE * event.noise_stddev_votes, np.ones(len(votes_KC))
+        table = TableByGroup(sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=kept, one_W=one_W)
         return table, np.eye(len(votes_KC))[arrays["prototype_M"]], chances_MC.astype(np.float64)
 
 
@@ -499,8 +479,7 @@ def labels_of_line(
     # A regression needs at least two labels: with votes for one only, the labels of the prototypes are used.
     if (chances_MC.max(axis=0) > 0).sum() < 2:
         return labels_of_cells(votes_KC, prototype_M, stddev=stddev)
-    ordered_MC: npt.NDArray[Any] = np.sort(chances_MC, axis=1)
-    return PoolLabels(labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2])
+    return replace(labels_of_chances(chances_MC), chances_MC=None)
 
 
 def chances_of_line(
@@ -548,12 +527,7 @@ _SOLVER: dict[str, Any] = {"jac": True, "method": "L-BFGS-B", "options": {"maxit
 class VectorsConfig(TaughtConfig):
     """Settings for votes that are vectors: the embedding of records, and the student's labels."""
 
-    taught_share: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Share of the public pool that the student learns from: the records with the most certain labels.",
-    )
+    taught_share: TaughtShare = 1.0
     embedding: EmbeddingConfig = Field(
         EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
     )
@@ -663,11 +637,9 @@ class WeightedVotes(VotesOfRecords):
             row_N, num_rows = self.rows(dataset)
             table = ballot.table(private.x, row_N, num_classes=num_rows, person_N=private.person_N)
             training.reserve((event,), self.source.label)
-            noisy = with_noise(
-                table, stddev=event.noise_stddev_votes, source=self.source, row="class", noisy_sum=training.noisy_sum
-            )
-        noise = event.noise_stddev_votes / UNITS
-        training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {noise:.2f}")
+            stddev, over_sites = event.noise_stddev_votes, training.noisy_sum
+            noisy = with_noise(table, stddev=stddev, source=self.source, row="class", noisy_sum=over_sites)
+        training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {stddev / UNITS:.2f}")
         # The pool's votes are stored with the table: recomputed elsewhere, components may have other signs.
         # In 16 bits: no number of a vote is above U, which is 2^14.
         arrays: dict[str, npt.NDArray[np.integer]] = {"pool_MW": ballot.votes(dataset.public.x).astype(np.int16)}
@@ -722,13 +694,12 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
     return labels_of_chances(softmax(phi_MW @ rule_CW.T, axis=1))
 
 
-def labels_of_chances(chances_MC: FloatArray) -> PoolLabels:
+def labels_of_chances(chances_MC: RealArray) -> PoolLabels:
     """Return the most likely label of each record. The certainty of this label is its probability minus that of the
     second most likely label."""
-    ordered_MC = np.sort(chances_MC, axis=1)
-    return PoolLabels(
-        labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC
-    )
+    ordered_MC: npt.NDArray[Any] = np.sort(chances_MC, axis=1)
+    lead_M = ordered_MC[:, -1] - ordered_MC[:, -2]
+    return PoolLabels(labels_M=chances_MC.argmax(axis=1), certainty_M=lead_M, chances_MC=chances_MC)
 
 
 def rule_network(rule_CW: FloatArray) -> tuple[configuration.ModelConfig, nn.Module]:

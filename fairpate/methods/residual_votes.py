@@ -60,7 +60,7 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy.special import softmax
 
-from fairpate.config import ConfigError, Count, NetworkConfig, Positive, RayConfig, StudentConfig
+from fairpate.config import ConfigError, Count, NetworkConfig, Positive, PositiveShare, RayConfig, StudentConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
@@ -507,10 +507,8 @@ EIGENVALUE_NORM = UNITS**2 + UNITS
 class AdaSspConfig(VectorsConfig):
     """Settings of AdaSSP: the ridge penalty, and the labels of a student if there is one."""
 
-    ridge_share: float = Field(
+    ridge_share: PositiveShare = Field(
         0.15,
-        gt=0,
-        le=1,
         description="r: share of the bound on the noise of the moments that the ridge penalty makes up for; 1: all, as "
         "in the paper.",
     )

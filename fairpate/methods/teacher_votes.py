@@ -17,10 +17,9 @@ Shapes: T teachers, Q queries, C classes.
 
 import math
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from aggregator.mechanism import label_chances
@@ -94,16 +93,10 @@ class TeacherVotes(VotesOfRecords):
                 with reporter.stage("votes") as advance:
                     votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
         training.reserve((event,), self.source.label)
-        noisy_QC = with_noise(
-            votes_QC,
-            stddev=event.noise_stddev_votes,
-            source=self.source,
-            row="query",
-            noisy_sum=training.noisy_sum,
-        )
-        reporter.note("votes", f"{len(queries)} queries, noise {event.noise_stddev_votes:.2f}")
-        arrays: dict[str, npt.NDArray[Any]] = {"counts_QC": noisy_QC}
-        return Released(arrays=arrays, events=(event,))
+        noise = event.noise_stddev_votes
+        noisy_QC = with_noise(votes_QC, stddev=noise, source=self.source, row="query", noisy_sum=training.noisy_sum)
+        reporter.note("votes", f"{len(queries)} queries, noise {noise:.2f}")
+        return Released(arrays={"counts_QC": noisy_QC}, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Label the queries by their noisy counts, train a student on the most certain labels, and return it."""
@@ -111,11 +104,9 @@ class TeacherVotes(VotesOfRecords):
         assert isinstance(event, VoteSums)
         # From the release: over several sites, the number of those that took part is not known here.
         num_teachers = max(1, round(float(counts_QC.sum(axis=1).mean())))
-        said = labels_of_chances(
-            label_chances(counts_QC, num_teachers=num_teachers, noise_stddev_votes=event.noise_stddev_votes)
-        )
-        queries = self.queries(training.dataset)
-        return self.taught(said, training, released, records=queries)
+        noise = event.noise_stddev_votes
+        said = labels_of_chances(label_chances(counts_QC, num_teachers=num_teachers, noise_stddev_votes=noise))
+        return self.taught(said, training, released, records=self.queries(training.dataset))
 
 
 def two_moves(num_queries: int) -> float:

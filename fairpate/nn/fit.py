@@ -437,10 +437,8 @@ def pretrain_by_rotations(
         raise ValueError(f"Expected square public images, got shape {tuple(public_x.shape)}; leave pretrain out.")
     turned = torch.cat([public_x.rot90(quarters, (2, 3)) for quarters in range(_QUARTERS)])
     turns = torch.arange(_QUARTERS).repeat_interleave(len(public_x))
-    seed = int(torch.randint(2**62, (), generator=generator))
-    classifier = build_model(
-        architecture, input_shape=tuple(public_x.shape[1:]), num_classes=_QUARTERS, generator_seed=seed
-    )
+    seed, shape = int(torch.randint(2**62, (), generator=generator)), tuple(public_x.shape[1:])
+    classifier = build_model(architecture, input_shape=shape, num_classes=_QUARTERS, generator_seed=seed)
     # Not as the student's fit: augmentation would rotate pictures whose rotation is the label.
     fit(classifier, turned, turns, FitConfig(epochs=epochs), generator=generator)
     learned = dict(classifier.named_parameters())

@@ -153,11 +153,8 @@ def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
     its last layer; None if all fit."""
     expected, ours = _expected(name), _shapes(name, tensors)
     shapes = {key for key in ours.keys() & expected.keys() if ours[key] != expected[key]}
-    for word, keys in (
-        ("missing", expected.keys() - ours.keys()),
-        ("unexpected", ours.keys() - expected.keys()),
-        ("of other shape", shapes),
-    ):
+    faults = {"missing": expected.keys() - ours, "unexpected": ours.keys() - expected, "of other shape": shapes}
+    for word, keys in faults.items():
         if keys:
             return f"{len(keys)} of {len(expected)} tensors {word}: {', '.join(sorted(keys)[:_SHOWN])}"
     return None
@@ -177,11 +174,8 @@ def _expected(name: str) -> dict[str, torch.Size]:
 
 def _shapes(name: str, tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     left_out = f"{HEAD_OF[name]}."
-    return {
-        key: value.shape
-        for key, value in tensors.items()
-        if not key.startswith(left_out) and not key.endswith(_PARAMETER_FREE)
-    }
+    kept = (key for key in tensors if not key.startswith(left_out) and not key.endswith(_PARAMETER_FREE))
+    return {key: tensors[key].shape for key in kept}
 
 
 def scale_bytes(x: Tensor) -> Tensor:

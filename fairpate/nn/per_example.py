@@ -32,7 +32,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -286,33 +286,34 @@ _ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[
 class DenseChain:
     """A model of dense layers and elementwise functions; scaling and flattening may come first.
 
-    ``lowest`` is the index of the first layer that is trained.
+    ``trained`` are the indices of the layers that are trained, in ascending order.
     """
 
     layers: list[nn.Module]
     flattens: bool
-    lowest: int
+    trained: list[int]
 
     @classmethod
     def of(cls, model: nn.Module) -> DenseChain | None:
         """Return ``model`` as a chain; None if it has any other kind of layer, a hook, or a layer that runs twice."""
-        leaves = list(_leaves(model))
+        # A module that occurs twice is met twice; a container of any other kind makes the model no chain.
+        modules = [module for _, module in model.named_modules(remove_duplicate=False)]
+        leaves = [module for module in modules if type(module) is not nn.Sequential]
         # Scaling and flattening may only come first: no gradient passes through them.
         leading = list(itertools.takewhile(lambda leaf: type(leaf) in (ScaleBytes, nn.Flatten), leaves))
         layers = leaves[len(leading) :]
         dense = [layer for layer in layers if type(layer) is nn.Linear]
+        trained = [i for i, layer in enumerate(layers) if any(p.requires_grad for p in layer.parameters())]
         is_chain = (
             len(dense) == sum(type(layer) not in _ACTIVATIONS for layer in layers)
             and len(set(map(id, dense))) == len(dense)
             and all((leaf.start_dim, leaf.end_dim) == (1, -1) for leaf in leading if isinstance(leaf, nn.Flatten))
             and unknown_module(model) is None
-            and any(map(_is_trained, dense))
+            and len(trained) > 0
             and layers[0] is dense[0]
         )
-        if not is_chain:
-            return None
-        lowest = next(i for i, layer in enumerate(layers) if _is_trained(layer))
-        return cls(layers=layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading), lowest=lowest)
+        flattens = any(isinstance(leaf, nn.Flatten) for leaf in leading)
+        return cls(layers=layers, flattens=flattens, trained=trained) if is_chain else None
 
     def reads(self, x: Tensor) -> bool:
         """Return True if the first layer reads each record of ``x`` (B, ...) as one vector, the only form that this
@@ -338,16 +339,16 @@ class DenseChain:
         ``values`` is the list that :meth:`forward` returned, ``gradient`` the gradient with respect to the last layer's
         output.
         """
-        calls = []
-        for i in range(len(self.layers) - 1, self.lowest - 1, -1):
+        calls, lowest = [], self.trained[0]
+        for i in range(len(self.layers) - 1, lowest - 1, -1):
             layer = self.layers[i]
             if not isinstance(layer, nn.Linear):
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, values[i + 1])
                 continue
-            if _is_trained(layer):
+            if i in self.trained:
                 calls.append((layer, values[i], gradient))
             # Below the lowest trained layer no gradient is needed.
-            if i > self.lowest:
+            if i > lowest:
                 gradient = gradient @ layer.weight
         return calls
 
@@ -362,19 +363,6 @@ class DenseChain:
             if layer.bias is not None and layer.bias.requires_grad:
                 sums.append((layer.bias, of_output.sum(dim=0)))
         return sums
-
-
-def _leaves(model: nn.Module) -> Iterator[nn.Module]:
-    # By its very type: a subclass may call its children otherwise.
-    if type(model) is not nn.Sequential:
-        yield model
-        return
-    for child in model:
-        yield from _leaves(child)
-
-
-def _is_trained(layer: nn.Module) -> bool:
-    return any(p.requires_grad for p in layer.parameters())
 
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]

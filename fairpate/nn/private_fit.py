@@ -23,15 +23,17 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, PositiveShare
 from fairpate.nn import per_example
 from fairpate.nn.fit import exact_convolutions
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
@@ -81,7 +83,7 @@ PrivateRandomness = OsRandomness | SeededRandomness
 """The source of the randomness that must stay secret for the guarantee to hold: the Poisson samples and the noise."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True)
 class PrivateSteps:
     """The settings of one training by DP-SGD: those that determine its privacy cost, and learning rate and momentum.
 
@@ -89,25 +91,15 @@ class PrivateSteps:
     person are used in a step.
     """
 
-    num_steps: int
-    sampling_rate: float
-    expected_batch_size: float
-    clip_norm: float
-    noise_multiplier: float
-    learning_rate: float
-    momentum: float = 0.0
+    num_steps: int = Field(ge=0)
+    sampling_rate: PositiveShare
+    expected_batch_size: FiniteFloat = Field(gt=0)
+    clip_norm: FiniteFloat = Field(gt=0)
+    noise_multiplier: float = Field(ge=0)
+    learning_rate: FiniteFloat = Field(gt=0)
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     max_records: int | None = None
     records_per_person: int = 32
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sampling_rate <= 1:
-            raise ValueError(f"Expected 0 < sampling_rate <= 1, got {self.sampling_rate}.")
-        if self.num_steps < 0 or not self.noise_multiplier >= 0 or not 0 <= self.momentum < 1:
-            given = self.num_steps, self.noise_multiplier, self.momentum
-            raise ValueError(f"Expected num_steps >= 0, noise_multiplier >= 0 and 0 <= momentum < 1, got {given}.")
-        for name in ("expected_batch_size", "clip_norm", "learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"Expected {name} > 0 and finite, got {getattr(self, name)}.")
 
 
 BatchSampler = Callable[[], Tensor]
@@ -175,7 +167,7 @@ class PrivateTraining:
             raise ConfigError("model: the privacy guarantee of DP-SGD does not hold with dropout; leave dropout out.")
         self._home, device = next(model.parameters()).device, training_device(model)
         self._model, self._x, self._targets = model.train().to(device), x.to(device), targets.to(device)
-        self._steps, self._plan = steps, plan
+        self._steps, self._plan, rate = steps, plan, steps.sampling_rate
         self._public_gradient = public_gradient
         self._memory_format = memory_format_for(x)
         to_memory_format(model, self._memory_format)
@@ -183,12 +175,10 @@ class PrivateTraining:
         self.parameters: list[Tensor] = self.clipper.parameters
         """The trainable parameters, in the order of the gradients."""
         self._velocities = [torch.zeros_like(p) for p in self.parameters]
-        self._next_rows: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness).next
+        self._next_rows: BatchSampler = plan.sampler or PoissonBatches(len(x), rate, randomness).next
         self._persons = None
         if person_N is not None:
-            self._persons = PersonBatches(
-                person_N, steps.sampling_rate, randomness, most_records=steps.records_per_person
-            )
+            self._persons = PersonBatches(person_N, rate, randomness, most_records=steps.records_per_person)
         self._noise, self._label = GaussianNoise(randomness), randomness.label
 
     def run(
@@ -426,9 +416,8 @@ class ShiftedClipper(GradientClipper):
         num_values = sum(p.numel() for p in model.parameters() if p.requires_grad)
         # Every gradient is formed in double precision: memory limits how many there may be at a time.
         at_once = max(1, _VALUES_AT_ONCE // max(1, num_values))
-        super().__init__(
-            copy.deepcopy(model).double(), loss, max_records=min(max_records or at_once, at_once), **options
-        )
+        at_once = min(max_records or at_once, at_once)
+        super().__init__(copy.deepcopy(model).double(), loss, max_records=at_once, **options)
         self._original, self._public_gradient = model, public_gradient
         # What is released belongs to the original; `_trained` stays with the twin.
         self.parameters = [p for p in model.parameters() if p.requires_grad]

@@ -416,12 +416,8 @@ def _(
         case NoisyArgmaxes():
             single_A = gnmax.gaussian_rdp(2.0, "noise_stddev_votes", event.noise_stddev_votes, orders_A)
         case ConfidentGnmaxQueries():
-            single_A = gnmax.confident_gnmax_rdp_data_independent(
-                threshold=event.threshold,
-                threshold_stddev_votes=event.threshold_stddev_votes,
-                noise_stddev_votes=event.noise_stddev_votes,
-                orders_A=orders_A,
-            )
+            mechanism = {each.name: getattr(event, each.name) for each in fields(MechanismParameters)}
+            single_A = gnmax.confident_gnmax_rdp_data_independent(**mechanism, orders_A=orders_A)
         case ConfidentGnmaxVotes():
             return rdp_of_votes_data_dependent(event, orders_A, total=True)
     return event.count * single_A
@@ -540,12 +536,9 @@ def event_pld(event: object, interval: float) -> LossDistribution | None:  # noq
 
 @event_pld.register
 def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
+    rate, relation = event.sampling_rate, event.relation
     return loss_distributions.poisson_gaussians(
-        event.count,
-        event.noise_multiplier,
-        sampling_rate=event.sampling_rate,
-        relation=event.relation,
-        interval=interval,
+        event.count, event.noise_multiplier, sampling_rate=rate, relation=relation, interval=interval
     )
 
 
@@ -557,9 +550,8 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
     if math.isinf(event.epsilon):
         return None
     if isinstance(event, LaplaceReleases):
-        step = loss_distributions.on_poisson_sample(
-            loss_distributions.Laplace(scale=1 / event.epsilon), sampling_rate=1, interval=interval
-        )
+        one = loss_distributions.Laplace(scale=1 / event.epsilon)
+        step = loss_distributions.on_poisson_sample(one, sampling_rate=1, interval=interval)
     else:
         step = loss_distributions.randomised_response(event.epsilon, interval=interval)
     return loss_distributions.repeated(step, event.count)

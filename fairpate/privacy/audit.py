@@ -136,9 +136,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if mu <= 0 or delta_of_gaussian(0.0, mu) <= delta:
         return 0.0
     # Forty standard deviations above the mean of the privacy loss, delta is below any that is used.
-    return float(
-        scipy.optimize.brentq(lambda epsilon: delta_of_gaussian(epsilon, mu) - delta, 0.0, mu**2 / 2 + 40 * mu)
-    )
+    most = mu**2 / 2 + 40 * mu
+    return float(scipy.optimize.brentq(lambda epsilon: delta_of_gaussian(epsilon, mu) - delta, 0.0, most))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,11 +50,6 @@ class OsEntropy:
         """Return this source itself: all draws from operating-system entropy are independent."""
         return self
 
-    def buffered(self) -> OsEntropy:
-        """Return a source that reads entropy ahead, for thousands of draws in one call. Never keep it: a forked process
-        would repeat its bits."""
-        return _BufferedEntropy()
-
     def words(self, keys: Sequence[str], count: int) -> WordArray:
         """Draw fresh uniform 64-bit words, ``count`` for each of ``keys``, shape (len(keys), count); keys only matter
         for seeded sources."""
@@ -80,9 +75,6 @@ class _BufferedEntropy(OsEntropy):
             if drawn < n:
                 return drawn
 
-    def buffered(self) -> OsEntropy:
-        return self
-
 
 class SeededSource:
     """Reproducible noise from a seed, for experiments and tests: a release with it is not private.
@@ -106,10 +98,6 @@ class SeededSource:
         "b")."""
         return SeededSource(self._digest(parts).hexdigest())
 
-    def buffered(self) -> SeededSource:
-        """Return this source itself."""
-        return self
-
     def words(self, keys: Sequence[str], count: int) -> WordArray:
         """Return uniform 64-bit words, shape (len(keys), count); each row depends on the seed and its key alone."""
         # The suffix keeps these words independent of `derive`, which may break a tie of the same release.
@@ -123,6 +111,12 @@ class SeededSource:
 
 
 NoiseSource = OsEntropy | SeededSource
+
+
+def buffered(source: NoiseSource) -> NoiseSource:
+    """Return a source that reads entropy ahead, for thousands of draws in one call; a seeded one is returned unchanged.
+    Never keep it: a forked process would repeat its bits."""
+    return _BufferedEntropy() if type(source) is OsEntropy else source
 
 
 def sample_discrete_gaussian(stddev: float | Fraction, source: NoiseSource) -> int:
@@ -207,7 +201,7 @@ def discrete_gaussian(stddev: float, word: int, source: NoiseSource) -> int:
 def discrete_gaussians(stddev: float, words: WordArray, source: NoiseSource) -> IntArray:
     """Return :func:`discrete_gaussian` of every word, in the shape of ``words``."""
     if stddev == 0 or stddev > _WIDEST_TABLE:
-        source = source.buffered()
+        source = buffered(source)
         draws = [discrete_gaussian(stddev, word, source) for word in words.ravel().tolist()]
         return np.array(draws, dtype=np.int64).reshape(words.shape)
     least, _, cuts = _word_cuts(stddev)
@@ -249,13 +243,11 @@ def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
         reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
         # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
         context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
-        unit = decimal.Decimal(2**precision)
+        unit, numerator = decimal.Decimal(2**precision), decimal.Decimal(twice_variance.numerator)
         # exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit.
         half = []
         for x in range(reach + 1):
-            exponent = context.divide(
-                decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
-            )
+            exponent = context.divide(decimal.Decimal(-(x**2) * twice_variance.denominator), numerator)
             half.append(int(context.multiply(context.exp(exponent), unit)))
         masses = [*half[:0:-1], *half]
         # Each mass may be off by one unit, and all that is left out on one side together by less than ``reach`` units.

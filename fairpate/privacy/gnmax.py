@@ -422,12 +422,8 @@ def confident_gnmax_rdp(
                 pricing.write_exponents(exponent_UA[:, columns])
         exponent_UA /= orders - 1
         rdp_QA = exponent_UA if total else exponent_UA[distinct.inverse_Q]
-    any_votes_A = confident_gnmax_rdp_data_independent(
-        threshold=threshold,
-        threshold_stddev_votes=threshold_stddev_votes,
-        noise_stddev_votes=noise_stddev_votes,
-        orders_A=orders,
-    )
+    stddevs = {"threshold_stddev_votes": threshold_stddev_votes, "noise_stddev_votes": noise_stddev_votes}
+    any_votes_A = confident_gnmax_rdp_data_independent(threshold=threshold, **stddevs, orders_A=orders)
     # Rounding alone may leave the range from 0 to the data-independent cost.
     np.clip(rdp_QA, 0.0, len(ranked_QC) * any_votes_A if total else any_votes_A, out=rdp_QA)
     if increasing_A is not None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, LaplaceReleases, PureReleases, pure_epsilon
-from fairpate.privacy.discrete_gaussian import NoiseSource, bernoulli_exp, sample_discrete_laplace
+from fairpate.privacy.discrete_gaussian import NoiseSource, bernoulli_exp, buffered, sample_discrete_laplace
 from fairpate.privacy.loss_distributions import DEFAULT_INTERVAL
 from fairpate.types import FloatArray, IntArray
 
@@ -93,7 +93,7 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
     grid = 2.0 ** (math.floor(math.log2(l1_sensitivity)) - _GRID_BITS)
     units = math.ceil(l1_sensitivity / grid) + _SPARE_UNITS * exact.size
     # Exact rationals: no rounded real number decides an outcome.
-    scale, source = Fraction(units) / Fraction(epsilon), source.buffered()
+    scale, source = Fraction(units) / Fraction(epsilon), buffered(source)
     # Rounding moves two neighbours' values apart by at most one grid unit: one of the spare units pays for it.
     noisy = [int(value) + sample_discrete_laplace(scale, source) for value in np.rint(exact.ravel() / grid)]
     # A whole number that a float does not hold is rounded after the noise: post-processing.
@@ -115,7 +115,7 @@ def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: floa
     if math.isinf(epsilon):
         return codes.astype(np.int64)
     # The float's exact value, so that no rounding decides who answers what.
-    exponent, source = Fraction(epsilon), source.buffered()
+    exponent, source = Fraction(epsilon), buffered(source)
     responses_N = np.empty(len(codes), dtype=np.int64)
     for place, code in enumerate(codes.tolist()):
         while True:

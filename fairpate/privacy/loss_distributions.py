@@ -5,7 +5,7 @@ of Gaussian and Laplace noise), on all records or on a Poisson sample. :func:`co
 on a grid. Losses of independent releases add up, and their distributions are convolved by Fourier transforms, with a
 rounding error relative to the *largest* masses, which would exceed a small delta. So every distribution is tilted
 first: a mass m(l) becomes m(l) exp(t l) / M(t), where M is the moment generating function. The tilt t is chosen for the
-requested delta or epsilon, so that the losses which decide the result get the largest masses. The masses of a sum are
+requested delta, so that the losses which decide the result get the largest masses. The masses of a sum are
 P(s) = P_t(s) exp(ln M(t) - t s), where M is the product over releases (:class:`_Tail`).
 
 Every delta and epsilon is an upper bound. None instead of a loss distribution means no guarantee. Shapes: L losses of
@@ -61,16 +61,6 @@ class LossDistribution:
 
     removing: Sum
     adding: Sum
-
-    def delta_at(self, epsilon: float) -> float:
-        """Return the delta at ``epsilon`` (of any sign): the larger of the two directions' hockey-stick divergences."""
-        deltas = []
-        for losses in self.directions:
-            # The saddle point of the integral in `_epsilon_at`: the derivative of its logarithm is 0.
-            tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
-            # Both are upper bounds. Without a tilt, rounding is smaller where epsilon is in the middle already.
-            deltas.append(min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0}))
-        return max(deltas)
 
     @property
     def directions(self) -> tuple[Sum, ...]:
@@ -194,7 +184,9 @@ def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
     # that decide: they count as infinite.
     beyond, parts = _LITTLE * delta / sum(count for _, count in losses), list(losses)
     for place, (part, count) in enumerate(parts):
-        top = int(np.searchsorted(np.cumsum(part.masses_L[::-1]), beyond, side="right"))
+        from_top_L, size = part.masses_L[::-1], 1024  # the masses that matter here are few: not all are added up
+        while (top := int(np.searchsorted(np.cumsum(from_top_L[:size]), beyond, side="right"))) == size:
+            size *= 64
         if 0 < top < len(part.masses_L):
             infinite = part.infinite + float(part.masses_L[-top:].sum())
             parts[place] = replace(part, masses_L=part.masses_L[:-top], infinite=infinite), count
@@ -297,18 +289,6 @@ class _Tail:
             excess=odd * (tilt + 1) * interval**2 / 6,
         )
 
-    def delta_at(self, epsilon: float) -> float:
-        """Return an upper bound on the hockey-stick divergence at the threshold ``epsilon``, of any sign."""
-        losses_S = _grid(self.interval, self.first, len(self.tilted_S))
-        if epsilon < losses_S[0] and self.tilt:
-            return 1.0  # what lies below the window may weigh most
-        above_S = losses_S > epsilon
-        ahead_S = losses_S[above_S] - epsilon
-        weights_S = self.tilted_S[above_S] * np.exp(-self.tilt * ahead_S)
-        lost = float(np.dot(weights_S, -np.expm1(-ahead_S))) * (1 + 2 * UNIT * len(losses_S))
-        below = math.exp(_LOG_TAIL) if epsilon < losses_S[0] else 0.0
-        return min(1.0, self.infinite + below + lost * math.exp(min(self.log_scale - self.tilt * epsilon, 700.0)))
-
     def epsilon_at(self, delta: float) -> tuple[float, bool]:
         """Return an upper bound on the epsilon at ``delta``. The second value is True if the bound is the lowest loss
         that was examined, so that a smaller epsilon may hold."""
@@ -337,11 +317,9 @@ class _Tail:
             return (float(losses_S[0]), True) if lowest > 0 else (0.0, False)
         # Between two losses of the grid the same masses lie above epsilon, and the divergence is solved for epsilon.
         left = self.infinite + upper_S[place] - delta
-        solved = (
-            self.interval * reference + math.log(left) - math.log(moved_S[place])
-            if left > 0 < moved_S[place]
-            else math.inf
-        )
+        solved = math.inf
+        if left > 0 < moved_S[place]:
+            solved = self.interval * reference + math.log(left) - math.log(moved_S[place])
         return float(np.clip(solved, losses_S[place - 1], losses_S[place])), False
 
 
@@ -623,8 +601,7 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
     """
     if sampling_rate == 1:
         highest = math.ceil(base.largest_loss / interval) + 1
-        epsilons = _grid(interval, -highest, 2 * highest + 1)
-        return symmetric(connected(interval, -highest, _excess(base.divergence, epsilons)))
+        return symmetric(connected(interval, -highest, _symmetric_excess(base.divergence, interval, highest)))
     log_out = math.log1p(-sampling_rate)
     # A sample shifts the largest loss to ln(1 - rate + rate e^loss), and no loss of removing is below ln(1 - rate).
     highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval) + 1
@@ -633,9 +610,8 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
     excess = _removing(base, epsilons, sampling_rate)
     # For adding, it is the mirror image: e^epsilon times that at -epsilon.
     mirrored = (np.exp(-epsilons) * excess * (1 + 4 * UNIT))[::-1]
-    return LossDistribution(
-        removing=((connected(interval, lowest, excess), 1),), adding=((connected(interval, -highest, mirrored), 1),)
-    )
+    removing, adding = connected(interval, lowest, excess), connected(interval, -highest, mirrored)
+    return LossDistribution(removing=((removing, 1),), adding=((adding, 1),))
 
 
 def _grid(interval: float, lowest: int, size: int) -> FloatArray:
@@ -649,6 +625,13 @@ def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray
     By symmetry its value at -epsilon is e^-epsilon times that at epsilon.
     """
     return np.exp(np.minimum(epsilons, 0.0)) * divergence(np.abs(epsilons)) * (1 + 4 * UNIT)
+
+
+def _symmetric_excess(divergence: Callable[[FloatArray], FloatArray], interval: float, highest: int) -> FloatArray:
+    """Return :func:`_excess` on the grid from -``highest`` to ``highest``, with one divergence for both signs."""
+    above = divergence(_grid(interval, 0, highest + 1))
+    below = np.exp(_grid(interval, -highest, highest)) * above[:0:-1]
+    return np.concatenate([below, above]) * (1 + 4 * UNIT)
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
@@ -696,5 +679,4 @@ def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDis
     most = 1 + _MOST_DEVIATIONS * noise_multiplier
     against, for_it = (np.logaddexp(log_out, log_in + (2 * move * most - 1) / (2 * variance)) for move in (-1, 1))
     highest = math.ceil((for_it - against) / interval) + 1
-    epsilons = _grid(interval, -highest, 2 * highest + 1)
-    return symmetric(connected(interval, -highest, _excess(divergence, epsilons)))
+    return symmetric(connected(interval, -highest, _symmetric_excess(divergence, interval, highest)))

@@ -39,11 +39,11 @@ Shapes: A orders, B orders b, Q queries, C classes, U distinct vote histograms, 
 """
 
 import math
-import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -250,13 +250,8 @@ def two_step_rdp(
     An infinite threshold makes the check free.
     """
     noise = mechanism.noise_stddev_votes
-    bit_U = gnmax.threshold_rdp(
-        ranked_UC,
-        threshold=mechanism.threshold,
-        threshold_stddev_votes=mechanism.threshold_stddev_votes,
-        orders_A=[order],
-        tail=tail,
-    )[:, 0]
+    check = {"threshold": mechanism.threshold, "threshold_stddev_votes": mechanism.threshold_stddev_votes}
+    bit_U = gnmax.threshold_rdp(ranked_UC, **check, orders_A=[order], tail=tail)[:, 0]
     if mechanism.threshold == math.inf:
         # Nothing is ever answered: no argmax runs.
         return bit_U
@@ -275,13 +270,9 @@ def threshold_sensitivity(
     num_teachers = int(ranked_UC[0].sum())
     # The possible largest counts: from an even split of the votes to unanimity.
     least = -(-num_teachers // ranked_UC.shape[1])
-    bit_V = gnmax.threshold_rdp(
-        np.arange(least, num_teachers + 1)[:, None],
-        threshold=mechanism.threshold,
-        threshold_stddev_votes=mechanism.threshold_stddev_votes,
-        orders_A=[order],
-        tail=tail,
-    )[:, 0]
+    check = {"threshold": mechanism.threshold, "threshold_stddev_votes": mechanism.threshold_stddev_votes}
+    largest_V1 = np.arange(least, num_teachers + 1)[:, None]
+    bit_V = gnmax.threshold_rdp(largest_V1, **check, orders_A=[order], tail=tail)[:, 0]
     # The largest count may move by one in either direction: the larger of the two changes counts.
     step = np.abs(np.diff(bit_V))
     change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
@@ -738,12 +729,11 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
     if event.noise_stddev_votes <= _ROUNDING:
         return None
     multiplier = math.sqrt(event.noise_stddev_votes**2 - _ROUNDING**2) / event.norm
+    rate = event.sampling_rate
     # Without sampling, n Gaussians are one with sqrt(n) times less noise: there is nothing to compose.
-    if event.sampling_rate == 1:
+    if rate == 1:
         return gaussians(event.count, multiplier, interval=interval)
-    return loss_distributions.poisson_gaussians(
-        event.count, multiplier, sampling_rate=event.sampling_rate, interval=interval
-    )
+    return loss_distributions.poisson_gaussians(event.count, multiplier, sampling_rate=rate, interval=interval)
 
 
 def _precision(event: VoteTables | NeighbourVotes) -> float:
@@ -767,25 +757,20 @@ def as_in_paper_rdp(
     not the cost of what happened. In that code a query whose label was withheld for fairness (``fairness_rejected_Q``)
     costs nothing, although both steps ran.
     """
-    charged_Q = np.ones(len(event.votes_QC), dtype=bool)
-    if fairness_rejected_Q is not None:
-        charged_Q = ~np.asarray(fairness_rejected_Q, dtype=bool)
+    rejected = np.zeros(len(event.votes_QC)) if fairness_rejected_Q is None else fairness_rejected_Q
+    charged_Q = ~np.asarray(rejected, dtype=bool)
     if charged_Q.shape != (len(event.votes_QC),):
         raise ValueError(
             f"Expected fairness_rejected_Q to hold one flag per query ({len(event.votes_QC)}), got shape "
             f"{charged_Q.shape}."
         )
     votes_QC, noise = np.asarray(event.votes_QC)[charged_Q], event.noise_stddev_votes
-    threshold, threshold_stddev, tail = event.threshold, event.threshold_stddev_votes, event.tail
-    log_q_Q = gnmax.log_q(votes_QC, noise_stddev_votes=noise, tail=tail)
+    check: dict[str, Any] = {"threshold": event.threshold, "threshold_stddev_votes": event.threshold_stddev_votes}
+    check["tail"] = event.tail
+    log_q_Q = gnmax.log_q(votes_QC, noise_stddev_votes=noise, tail=event.tail)
     argmax_QA = gnmax.gnmax_rdp(log_q_Q, noise_stddev_votes=noise, orders_A=orders_A)
-    answered_Q = gnmax.answer_probability(
-        votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, tail=tail
-    )
-    threshold_QA = gnmax.threshold_rdp(
-        votes_QC, threshold=threshold, threshold_stddev_votes=threshold_stddev, orders_A=orders_A, tail=tail
-    )
-    return threshold_QA.sum(axis=0) + answered_Q @ argmax_QA
+    answered_Q = gnmax.answer_probability(votes_QC, **check)
+    return gnmax.threshold_rdp(votes_QC, **check, orders_A=orders_A).sum(axis=0) + answered_Q @ argmax_QA
 
 
 MOST_TRIALS = 1e4
@@ -830,14 +815,11 @@ class SecretTrials:
                 f"No parameter gamma gives a mean of {self.expected_trials} trials at eta {self.eta}; lower "
                 "expected_trials or raise eta."
             )
-        return math.exp(
-            scipy.optimize.brentq(
-                lambda log_gamma: math.log(mean_trials(math.exp(log_gamma), self.eta) / self.expected_trials),
-                math.log(_LEAST_GAMMA),
-                math.log1p(-1e-9),
-                xtol=1e-12,
-            )
+        ends, mean = (math.log(_LEAST_GAMMA), math.log1p(-1e-9)), self.expected_trials
+        found = scipy.optimize.brentq(
+            lambda log_gamma: math.log(mean_trials(math.exp(log_gamma), self.eta) / mean), *ends, xtol=1e-12
         )
+        return math.exp(found)
 
     def draw(self, source: NoiseSource) -> int:
         """Draw K, the secret number of trials, by inversion. 63 random bits and float sums change the distribution of K
@@ -876,11 +858,8 @@ def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
 
 def flat(events: Sequence[Event]) -> tuple[Event, ...]:
     """Return ``events``, in which each :class:`SecretTrials` is replaced by the events of its trials."""
-    return tuple(
-        inner
-        for event in events
-        for inner in ((each for of in event.trials for each in of) if isinstance(event, SecretTrials) else (event,))
-    )
+    listed = (chain(*event.trials) if isinstance(event, SecretTrials) else (event,) for event in events)
+    return tuple(chain.from_iterable(listed))
 
 
 def event_json(event: Event) -> dict[str, Any]:
@@ -905,60 +884,46 @@ def event_from(values: Mapping[str, Any]) -> Event:
     if values.get("kind") not in kinds:
         raise ValueError(f"unknown event {values.get('kind')!r}; read it with the version of fairpate that wrote it.")
     # JSON has no infinite numbers: they are stored as text.
-    fields: dict[str, Any] = {
-        name: float(value) if value in ("inf", "-inf") else value
-        for name, value in values.items()
-        if name not in ("kind", "noun")
-    }
+    given = {name: value for name, value in values.items() if name not in ("kind", "noun")}
+    fields: dict[str, Any] = {name: float(each) if each in ("inf", "-inf") else each for name, each in given.items()}
     if "trials" in fields:
         fields["trials"] = tuple(tuple(map(event_from, events)) for events in fields["trials"])
     return kinds[values["kind"]](**fields)
 
 
-Counts = Counter[Event]
+def _counted(events: Sequence[Event]) -> Counter[Event]:
+    counts: Counter[Event] = Counter()
+    for event in events:
+        # A count of 1 in the key: events that differ in their count alone are added up.
+        key = replace(event, count=1) if hasattr(event, "count") else event  # type: ignore[type-var]
+        counts[key] += getattr(event, "count", 1)
+    return counts
 
 
-def merged(
-    events: Sequence[Event],
-    others: Sequence[Event] = (),
-    *,
-    by: Callable[[Counts, Counts], Counts] = lambda counts, _: counts,
-) -> tuple[Event, ...]:
-    """Return ``events``, with events that differ only in their count merged into one, whose count is the sum.
-
-    ``by`` combines the counts of the merged ``events`` with those of the merged ``others``, for example by subtraction;
-    the default keeps the counts of ``events``.
-    """
-    both: tuple[Counts, Counts] = (Counter(), Counter())
-    for counts, listed in zip(both, (events, others), strict=True):
-        for event in listed:
-            count = getattr(event, "count", None)
-            if isinstance(count, int):
-                # A count of 1 in the key: events that differ in their count alone are added up.
-                counts[replace(event, count=1)] += count  # type: ignore[type-var]
-            else:
-                counts[event] += 1
+def _listed(counts: Counter[Event]) -> tuple[Event, ...]:
     found: list[Event] = []
-    for event, count in by(*both).items():
-        if hasattr(event, "count"):
-            found.append(replace(event, count=count))  # type: ignore[type-var]
-        else:
-            found += [event] * count
+    for event, count in counts.items():
+        found += [replace(event, count=count)] if hasattr(event, "count") else [event] * count  # type: ignore[type-var]
     return tuple(found)
+
+
+def merged(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Return ``events``, with events that differ only in their count merged into one, whose count is the sum."""
+    return _listed(_counted(events))
 
 
 def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
     """Return the union of two lists of privacy events, in which each event has the larger of its counts in the two
     lists."""
     # The union of two Counters takes the larger count of each key.
-    return merged(events, others, by=operator.or_)
+    return _listed(_counted(events) | _counted(others))
 
 
 def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
     """Return the part of the privacy events ``events`` that ``others`` do not contain: counts of equal events are
     subtracted."""
     # Without others the events are unchanged: a subtraction would drop events of count 0.
-    return merged(events, others, by=operator.sub) if others else tuple(events)
+    return _listed(_counted(events) - _counted(others)) if others else tuple(events)
 
 
 @dataclass(frozen=True, kw_only=True)

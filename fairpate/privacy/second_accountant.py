@@ -93,11 +93,8 @@ def together(*pairs: Pair) -> Pair:
     # The number of points of a product is that of its factors multiplied, so factors and products are made coarse.
     total, *others = map(_coarse, pairs)
     for other in others:
-        total = _coarse(
-            Pair(
-                np.add.outer(total.with_K, other.with_K).ravel(), np.add.outer(total.without_K, other.without_K).ravel()
-            )
-        )
+        sides = zip((total.with_K, total.without_K), (other.with_K, other.without_K), strict=True)
+        total = _coarse(Pair(*(np.add.outer(one, another).ravel() for one, another in sides)))
     return total
 
 

@@ -44,8 +44,8 @@ DASHES = ((1, 0), (4, 2), (1, 1.5), (4, 1.5, 1, 1.5), (8, 3), (8, 2, 1, 2), (2, 
 """Dash patterns of lines: lengths drawn and left out, in half pixels of a page."""
 
 
-_LOOKS = read_yaml(Path(__file__).with_name("looks.yaml"))
-SHAPES: Mapping[str, str] = _LOOKS["shapes"]
+LOOKS = read_yaml(Path(__file__).with_name("looks.yaml"))
+SHAPES: Mapping[str, str] = LOOKS["shapes"]
 """Shapes of marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
 
 
@@ -63,7 +63,7 @@ class Family:
     take_when: str
 
 
-FAMILIES = tuple(Family(**each | {"shape": SHAPES[each["shape"]]}) for each in _LOOKS["families"])
+FAMILIES = tuple(Family(**each | {"shape": SHAPES[each["shape"]]}) for each in LOOKS["families"])
 # A second shape is used only if other packages bring more methods than there are colours.
 _OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
@@ -611,7 +611,7 @@ class PanelView:
 
 # A page's colours are variables of its style sheet; a figure for a paper has these instead.
 _ON_PAPER = {f"var(--m{place})": colour for place, colour in enumerate(COLOURS)}
-_ON_PAPER |= {"var(--ink)": COLOURS[-1], **_LOOKS["inks"]}
+_ON_PAPER |= {"var(--ink)": COLOURS[-1], **LOOKS["inks"]}
 _PAPER_SCALE = 0.42  # a mark on paper is smaller than on a screen
 # The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
 _FIELDS = "edac"
@@ -814,7 +814,7 @@ def chart_config(font_size: float, *, paper: bool = False) -> dict[str, Any]:
     ``font_size``."""
     labels, text = {"labelFontSize": font_size, "titleFontSize": font_size}, {"fontSize": font_size}
     sizes = {"axis": labels, "legend": labels, "title": text, "text": text}
-    return merge(merge(_LOOKS["chart"], _LOOKS["paper"] if paper else {}), sizes)
+    return merge(merge(LOOKS["chart"], LOOKS["paper"] if paper else {}), sizes)
 
 
 _LETTER = 0.56  # mean width of a letter, in font sizes

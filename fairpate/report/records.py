@@ -15,11 +15,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 
 from fairpate import pages, types
+from fairpate.config import read_yaml
 from fairpate.fairness import rates
 from fairpate.fairness.rates import Population, PopulationEstimate, estimated_gap, estimated_rates
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, interval, percent
@@ -30,36 +32,8 @@ Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unkno
 Mood = Literal["good", "doubtful", "bad", "none"]
 Rows = list[tuple[str, str]]
 
-STRENGTHS: Mapping[str, tuple[str, Mood]] = {
-    "bounded": ("private", "good"),
-    "weak": ("weakly private", "doubtful"),
-    "void": ("private in name only", "bad"),
-}
-# If both verdicts are clear, one sentence joins them; all other pairs are listed.
-_JOINED: Mapping[tuple[str, str], str] = {
-    ("private", "fair"): "Private and fair",
-    ("private", "not fair"): "Private but not fair",
-    ("weakly private", "fair"): "Weakly private, but fair",
-    ("weakly private", "not fair"): "Weakly private and not fair",
-    ("private in name only", "fair"): "Private in name only, but fair",
-    ("private in name only", "not fair"): "Private in name only and not fair",
-    ("not private", "fair"): "Not private, but fair",
-    ("not private", "not fair"): "Neither private nor fair",
-}
-_FAIR_MOODS: Mapping[Fairness, Mood] = {
-    "fair": "good",
-    "fair among some": "doubtful",
-    "perhaps fair": "doubtful",
-    "not fair": "bad",
-    "unknown": "none",
-    "degenerate": "bad",
-}
-_UNITS: Mapping[Unit, tuple[str, str]] = {
-    "record": ("one record", "If a person has several records, each is protected by itself."),
-    "person": ("everything about one person", "All records of a person are protected together."),
-    "sensitive attribute": ("one sensitive attribute", "All else about a record is not protected."),
-}
-"""For each unit, the words for what is protected and the sentence for a person with several records."""
+WORDS = read_yaml(Path(__file__).with_name("words.yaml"))
+STRENGTHS: Mapping[str, tuple[str, Mood]] = {name: tuple(words) for name, words in WORDS["strengths"].items()}
 
 
 class GuaranteeWords(TypedDict):
@@ -149,7 +123,7 @@ class Guarantee:
         """The words with which all pages describe this guarantee."""
         # A unit that the operator declared means everything that belongs to it.
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
-        protected, several = _UNITS.get(self.unit, (f"everything about one {self.unit}", attested))
+        protected, several = WORDS["units"].get(self.unit, (f"everything about one {self.unit}", attested))
         tuning = "Choosing the settings was not charged. If private data guided the choice, ε is too low."
         is_private_noise, earlier = self.noise == "os_entropy", ""
         if self.earlier_releases:
@@ -371,7 +345,7 @@ class MeasuredClaims:
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
         told = tuple(filter(None, details))
-        fairness = Figure(name=names[0], value=decimal(gap.value), word=word, mood=_FAIR_MOODS[fair], details=told)
+        fairness = Figure(name=names[0], value=decimal(gap.value), word=word, mood=WORDS["moods"][fair], details=told)
 
         none = ("No test record is answered.",)
         accuracy = Figure(name=names[1], value="undefined", word="Undefined", mood="bad", details=none)
@@ -465,7 +439,7 @@ class RunStatement(MeasuredClaims):
         accuracy = f"at {self.accuracy_words}{answered}"
         if measured.not_measured:
             return f"{begin}, {accuracy}; {self.fairness_words}."
-        joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self.fairness_words}")
+        joined = WORDS["joined"].get(private, {}).get(self.fairness, f"{upper(private)}, {self.fairness_words}")
         # The limitation follows the word for privacy, wherever that stands. The word is found without its first letter,
         # which is a capital at the start of a sentence.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
@@ -675,12 +649,7 @@ def private_population(
 
 
 Outcome = Literal["answered", "confidence", "fairness", "free"]
-OUTCOMES: Mapping[Outcome, str] = {
-    "answered": "answered",
-    "fairness": "refused by the fairness gate",
-    "confidence": "refused: too little consensus",
-    "free": "refused before the vote",
-}
+OUTCOMES: Mapping[Outcome, str] = WORDS["outcomes"]
 
 
 Course = Sequence[tuple[float, float]]

@@ -27,23 +27,19 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from fairpate import pages
+from fairpate.config import merge
 from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import count, counted, delta_text, epsilon_text, percent, render
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
 from fairpate.report import records
-from fairpate.report.figures import SHAPES, chart_config, settings_words
+from fairpate.report.figures import LOOKS, SHAPES, chart_config, settings_words
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
 from fairpate.types import REMARKS, TELLS_SIZE, FloatArray, GateRule, restored
 
 Values = Mapping[str, Any]
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
-_CHART_CONFIG = {
-    **chart_config(12),
-    "aria": False,
-    "axisX": {"grid": False, "ticks": False, "labelPadding": 6},
-    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
-}
+_CHART_CONFIG = merge(chart_config(12), LOOKS["page"])
 _NOTHING = Markup('<p class="note">{}: nothing to draw, no finite value.</p>')
 _HATCH = (
     '<defs><pattern id="{}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -170,14 +166,6 @@ GAP_NAMES = {
     "dp_to_overall": "Demographic parity, group to overall",
     "eo_full": "Equalized odds, one group against the rest",
 }
-_SCOPES = {
-    "group": "in the group",
-    "cell": "in the group and class",
-    "all_groups": "in every group",
-    "one_vs_rest": "against all other groups",
-    "pairwise": "against each other group",
-    "overall": "against the overall rate",
-}
 
 
 def public_report(report: PublicReport) -> str:
@@ -271,19 +259,12 @@ def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]
 
 
 def _gate(rule: GateRule) -> str:
-    start, gap = _SCOPES[rule.cold_start], _SCOPES[rule.gap]
+    start, gap = records.WORDS["scopes"][rule.cold_start], records.WORDS["scopes"][rule.gap]
     margin = "off" if math.isinf(rule.max_disparity) else f"{rule.max_disparity:g}"
     return f"γ = {margin} after {rule.min_count} answers ({start}), gap {gap}"
 
 
-_LEDGERS = {
-    "Data-independent": "Every submitted query at its worst case, for any votes. May be published.",
-    "Data-dependent": "Everything that was computed, at the cost that these votes give it. Private.",
-    "Data-dependent, as in the paper": (
-        "As FairPATE’s authors reported theirs: rejections by the fairness gate are free, and a noisy vote counts with "
-        "the probability that it is drawn, whether it was or not. No bound; for comparison only."
-    ),
-}
+_LEDGERS: Mapping[str, str] = records.WORDS["ledgers"]
 
 
 def private_report(report: PrivateReport) -> str:

@@ -44,7 +44,7 @@ from fairpate.report.records import Fairness, MeasuredClaims, fair_words, upper
 from fairpate.report.run_page import treated
 from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing
-from fairpate.types import DataError, DataSettingsError, FairRule, UsageError, strict
+from fairpate.types import DataError, DataSettingsError, FairRule, FloatArray, IntArray, UsageError, strict
 
 FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02
@@ -106,12 +106,6 @@ class Division:
         return min(known, key=lambda group: group.ratio.value) if len(known) > 1 else None
 
     @property
-    def below(self) -> tuple[str, ...]:
-        """The names of the groups whose impact ratio (their selection rate over the highest group's) lies below four
-        fifths."""
-        return tuple(group.name for group in self.groups if group.ratio.value < FOUR_FIFTHS)
-
-    @property
     def words(self) -> str:
         """Sentences on the smallest impact ratio of any group, and on the groups that have too few records to be
         compared."""
@@ -119,7 +113,7 @@ class Division:
         if least is None:
             return "No two groups can be compared."
         words = f"The smallest impact ratio is {least.ratio.value:.2f} ({interval(least.ratio)}), of {least.name}: "
-        words += "below four fifths." if self.below else "no group is below four fifths."
+        words += "below four fifths." if least.ratio.value < FOUR_FIFTHS else "no group is below four fifths."
         rare = [group.name for group in self.groups if group.is_rare]
         return f"{words} Under {percent(LEAST_SHARE, digits=0)} of the records: {', '.join(rare)}." if rare else words
 
@@ -210,10 +204,8 @@ class AssessedPredictions:
             for each in self.divisions
         ]
         names = ("title", "selected", "num_records", "num_unknown", "num_left_out", "least_cell", "line", "left_out")
-        return strict(
-            {"format": "fairpate.assessment/1", "guarantee": OUTSIDE, "divisions": divisions}
-            | {name: getattr(self, name) for name in names}
-        )
+        stated = {"format": "fairpate.assessment/1", "guarantee": OUTSIDE, "divisions": divisions}
+        return strict(stated | {name: getattr(self, name) for name in names})
 
     def html(self, *, made_on: str | None = None) -> str:
         """Return the report as one self-contained HTML document; ``made_on``: the date that the document states as its
@@ -326,8 +318,8 @@ def assess_predictions(
         selected_N, selected_words = scores_N > np.median(scores_N), f"{score} above the median of all records"
     else:
         # True labels too: a class that is never predicted is a class all the same.
-        named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
-        found = sorted(set(named.tolist()))
+        said = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
+        found = sorted(set(said.tolist()))
         if selected is None and len(found) > 2:
             raise UsageError(
                 f"--selected: missing, but column {prediction} has {len(found)} classes; name the class that counts "
@@ -345,15 +337,11 @@ def assess_predictions(
     # Names of persons become numbers, with which they are counted and drawn.
     persons_N = None if person is None else np.unique(text[person], return_inverse=True)[1]
 
-    finest, _ = _codes([text[name] for name in groups])
+    finest, named = _codes([text[name] for name in groups])
     # The finest division decides which records are left out: otherwise totals less its groups would show a small one.
+    no_labels, num_groups = np.zeros_like(finest), len(named)
     kept_N = shown_records(
-        finest,
-        np.zeros_like(finest),
-        answered_N,
-        least=least_cell,
-        num_groups=int(finest.max()) + 1,
-        persons_N=persons_N,
+        finest, no_labels, answered_N, least=least_cell, num_groups=num_groups, persons_N=persons_N
     ).kept_N
     divisions, codes = [], []
     # The intersections last: below, the finest division is known by its place.
@@ -390,8 +378,7 @@ def assess_predictions(
     if label is not None and kept_N.any():
         labels_N = np.unique(text[label][kept_N], return_inverse=True)[1]
         units_N = np.arange(len(labels_N)) if persons_N is None else persons_N[kept_N]
-        evaluations = [each.measured for each in divisions]
-        finest_alone = _hidden_follows(evaluations, codes, labels_N, units_N, least=least_cell)
+        finest_alone = _hidden_follows(divisions, codes, labels_N, units_N, least_cell)
     if finest_alone:
         divisions = [*(replace(each, measured=None) for each in divisions[:-1]), divisions[-1]]
     return AssessedPredictions(
@@ -408,25 +395,21 @@ def assess_predictions(
 
 
 def _hidden_follows(
-    evaluations: Sequence[Evaluation | None],
-    codes: Sequence[npt.NDArray[np.int64]],
-    labels_N: npt.NDArray[np.int64],
-    units_N: npt.NDArray[np.int64],
-    *,
-    least: int,
+    divisions: Sequence[Division], codes: Sequence[IntArray], labels_N: IntArray, units_N: IntArray, least: int
 ) -> bool:
     """Return True if a hidden number can be computed from the numbers that all divisions of the records show. A
     division hides a number by true label if it counts too few records.
 
-    ``evaluations``: the results of each division. ``codes``: for each division the group of every record (N,). The
-    finest division is the last entry of both. ``units_N``: the record or person that a row of the table belongs to.
-    ``least``: numbers of fewer records or persons are hidden.
+    ``codes``: for each division the group of every record (N,). The finest division is the last entry of both.
+    ``units_N``: the record or person that a row of the table belongs to. ``least``: numbers of fewer records or persons
+    are hidden.
     """
     first_K = np.unique(codes[-1], return_index=True)[1]  # a record of each group of the finest division
     # Totals over all records are shown too.
     tables, accuracies = [np.ones(len(first_K))], [np.ones(len(first_K))]
-    hidden_tables, hidden_accuracies = list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float64]]()
-    for measured, codes_N in zip(evaluations, codes, strict=True):
+    hidden_tables, hidden_accuracies = list[FloatArray](), list[FloatArray]()
+    for division, codes_N in zip(divisions, codes, strict=True):
+        measured = division.measured
         if measured is None or not measured.is_measured:
             continue
         for z in np.unique(codes_N).tolist():
@@ -441,11 +424,11 @@ def _hidden_follows(
 
     # Each shown number is a sum over groups of the finest division. A hidden one that lies in the span of these sums is
     # a combination of shown numbers.
-    def follow(shown: Sequence[npt.NDArray[np.float64]], hidden: Sequence[npt.NDArray[np.float64]]) -> bool:
+    for shown, hidden in ((tables, hidden_tables), (accuracies, hidden_accuracies)):
         rank = np.linalg.matrix_rank(np.stack(shown))
-        return any(np.linalg.matrix_rank(np.stack([*shown, each])) == rank for each in hidden)
-
-    return follow(tables, hidden_tables) or follow(accuracies, hidden_accuracies)
+        if any(np.linalg.matrix_rank(np.stack([*shown, each])) == rank for each in hidden):
+            return True
+    return False
 
 
 def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, npt.NDArray[np.str_]]]:
@@ -474,7 +457,7 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
     return title, found
 
 
-def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[IntArray, tuple[str, ...]]:
     """Return the index of each record's group (N,), and the names of all groups. Each combination of values that occurs
     in ``columns`` is a group."""
     joined = [" · ".join(parts) for parts in zip(*(column.tolist() for column in columns), strict=True)]
@@ -484,10 +467,10 @@ def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int6
 
 def _selections(
     selected_N: npt.NDArray[np.bool_],
-    groups_N: npt.NDArray[np.int64],
+    groups_N: IntArray,
     names: Sequence[str],
     *,
-    persons_N: npt.NDArray[np.int64] | None,
+    persons_N: IntArray | None,
     generator: np.random.Generator,
 ) -> tuple[GroupSelection, ...]:
     """Return the selection rate and impact ratio of each group in ``names``, with intervals.
@@ -506,14 +489,9 @@ def _selections(
     if len(common):
         ratio_3G[:, common] = selections(joint_GYC[common])[1]
     if persons_N is not None:
-        drawn_RG2 = rates.resampled_tables(
-            selected_N.astype(np.int64),
-            groups_N,
-            persons_N=persons_N,
-            generator=generator,
-            num_replicates=_REPLICATES,
-            **sizes,
-        ).sum(axis=2)
+        drawing: dict[str, Any] = {"generator": generator, "num_replicates": _REPLICATES, **sizes}
+        chosen_N = selected_N.astype(np.int64)
+        drawn_RG2 = rates.resampled_tables(chosen_N, groups_N, persons_N=persons_N, **drawing).sum(axis=2)
         rate_RG = rates.divide(drawn_RG2[..., 1], drawn_RG2.sum(axis=2))
         # Anew in each replicate: the group with the highest rate is itself estimated.
         highest_R1 = np.nanmax(rate_RG[:, common], axis=1, keepdims=True) if len(common) else math.nan

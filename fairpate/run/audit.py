@@ -66,9 +66,9 @@ from student.student import load_student
 from teachers.ensemble import BlockPool
 
 Numbers = npt.NDArray[Any]
+SumMethod = WeightedVotes | ResidualVotes | AdaSsp
 Coins = npt.NDArray[np.bool_]
-CANARIES = 20_000
-"""Default number of canaries (coin flips) of one audit, spread over as many releases as they need."""
+CANARIES = 20_000  # default number of coin flips of one audit, spread over as many releases as they need
 _LOUD = 20.0  # a canary's feature: far beyond every radius and clipping bound
 _COPIES = 3  # records of a canary, where persons are protected
 _MOST_POOL, _MOST_EACH = 1000, 256
@@ -171,15 +171,12 @@ def _attacked(
     too few to detect that half the noise is missing.
     """
     assert statement.epsilon is not None
-    delta, num_releases = statement.delta, -(-num_canaries // shadows.num_canaries)
+    delta, epsilon, num_releases = statement.delta, statement.epsilon, -(-num_canaries // shadows.num_canaries)
     total = num_releases * shadows.num_canaries
+    mu = None if shadows.is_pure else gaussian_mu(epsilon, delta)
     # Half the noise doubles the shift of a Gaussian, and the epsilon of a Laplace variable.
     ideal, of_control = (
-        IdealAttack(
-            epsilon=factor * statement.epsilon,
-            mu=None if shadows.is_pure else factor * gaussian_mu(statement.epsilon, delta),
-        )
-        for factor in (1.0, 2.0)
+        IdealAttack(epsilon=factor * epsilon, mu=None if mu is None else factor * mu) for factor in (1.0, 2.0)
     )
 
     def at_best(attack: IdealAttack, count: int) -> AttackResult:
@@ -191,7 +188,7 @@ def _attacked(
     planned = at_best(ideal, total)
     # Doubled until the ideal attack would detect the control: the message then names a number that suffices.
     needed = total
-    while max(at_best(of_control, needed).bounds(delta)) <= statement.epsilon and needed < _MOST_CANARIES:
+    while max(at_best(of_control, needed).bounds(delta)) <= epsilon and needed < _MOST_CANARIES:
         needed *= 2
     if needed > total:
         raise AuditError(
@@ -252,13 +249,6 @@ def _noises(event: Any) -> dict[str, float]:
     }
 
 
-def with_noise_share(event: Any, factor: float) -> Any:
-    """Return the privacy event ``event`` with all of its noise scales multiplied by ``factor``."""
-    if isinstance(event, LaplaceReleases):
-        return replace(event, epsilon=event.epsilon / factor)
-    return replace(event, **{name: value * factor for name, value in _noises(event).items()})
-
-
 def shadows_of(
     run: RunDirectory,
     config: Method,
@@ -278,12 +268,19 @@ def shadows_of(
     if on_private:
         require_data_by_name(run)
         loaded = load_for(run, config.data)
-    events = [event_from(event) for event in (statement.events if part == "private" else statement.part_events[part])]
+    stated = statement.events if part == "private" else statement.part_events[part]
+    events: list[Any] = [event_from(event) for event in stated]
+    weaker: list[Any] = []  # the same events with a share of their noise
+    for event in events:
+        if isinstance(event, LaplaceReleases):
+            weaker.append(replace(event, epsilon=event.epsilon / noise_share))
+        else:
+            scales = {name: value * noise_share for name, value in _noises(event).items()}
+            weaker.append(replace(event, **scales))
     if part == "test":
-        return _metrics(run, facts, with_noise_share(events[0], noise_share), config, loaded)
+        return _metrics(run, facts, weaker[0], config, loaded)
     if isinstance(config, PrivateMethod) and noise_share != 1:
         # The same method, planned for what half the noise costs: nothing in the release path knows of an audit.
-        weaker = [with_noise_share(event, noise_share) for event in events]
         epsilon = price(weaker, delta=config.target.delta, accounting=config.target.accounting).epsilon
         config = config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
     match config:
@@ -367,17 +364,15 @@ def _setting(
     ``canaries`` gives the features, labels and groups of the records that the attacker looks for. The other private
     records are those of the run in ``loaded`` or, if ``loaded`` is None, ``num_others`` made-up ones.
     """
-    sizes = len(facts.label_names), len(facts.group_names)
-
-    def made(x: Tensor, name: str, **options: Any) -> Split:
-        labels, groups = (np.arange(len(x)) % size for size in sizes)
-        return _records(x, labels, groups, name=name, **options)
-
-    # If persons are protected, a canary is a person with several records, which a guarantee per record does not cover.
-    public, copies = made(public_x, "public"), _COPIES if facts.unit == "person" else 1
     # At the origin: of all records these hide a canary least, and epsilon holds for any.
-    others = made(torch.zeros(num_others, *public_x.shape[1:], dtype=public_x.dtype), "made", unit=facts.unit)
-    embedding = None
+    others_x = torch.zeros(num_others, *public_x.shape[1:], dtype=public_x.dtype)
+    sizes = len(facts.label_names), len(facts.group_names)
+    public, others = (
+        _records(x, *(np.arange(len(x)) % size for size in sizes), name=name, unit=unit)
+        for x, name, unit in ((public_x, "public", "record"), (others_x, "made", facts.unit))
+    )
+    # If persons are protected, a canary is a person with several records, which a guarantee per record does not cover.
+    copies, embedding = _COPIES if facts.unit == "person" else 1, None
     if is_embedded:
         # Canaries are coordinates already. Methods expect an embedding with such a data set; this one is never applied.
         embedding = Embedding.of(torch.eye(2, public_x.shape[1]), EmbeddingConfig(num_components=1))
@@ -462,21 +457,12 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
         found_M = cells(config.measure(_training(config, setting.with_canaries(included_M)), found)) - cells(known)
         return _log_ratio(found_M[None], added_1M, event.noise_stddev_votes)
 
-    return Shadows(
-        attack="likelihood ratio of the count in the canary's cell",
-        events=known.events,
-        num_canaries=len(row_M),
-        play=play,
-        is_gaussian=True,
-    )
+    attack = "likelihood ratio of the count in the canary's cell"
+    return Shadows(attack=attack, events=known.events, num_canaries=len(row_M), play=play, is_gaussian=True)
 
 
 def _sums(
-    run: RunDirectory,
-    facts: DataRecord,
-    config: WeightedVotes | ResidualVotes | AdaSsp,
-    events: Sequence[Event],
-    loaded: Dataset | None,
+    run: RunDirectory, facts: DataRecord, config: SumMethod, events: Sequence[Event], loaded: Dataset | None
 ) -> Shadows:
     """Return an attack on noisy sums of feature vectors, of their products and of residuals. For each coordinate of the
     feature vectors there is one canary (a record that the attacker looks for), whose features lie along this
@@ -496,11 +482,8 @@ def _sums(
     )
     public_x = torch.from_numpy(pool_MD.astype(np.float32)) if loaded is None else loaded.public.x
     number_M = np.arange(min(width, _MOST_EACH))
-    canaries = (
-        _LOUD * EMBEDDED_NORM * torch.eye(width)[: len(number_M)],
-        number_M % len(facts.label_names),
-        number_M % len(facts.group_names),
-    )
+    loud_MD = _LOUD * EMBEDDED_NORM * torch.eye(width)[: len(number_M)]
+    canaries = (loud_MD, number_M % len(facts.label_names), number_M % len(facts.group_names))
     setting = _setting(facts, public_x, canaries, num_others=_declared_size(config), loaded=loaded, is_embedded=True)
     whole = config.model_copy(update={"ray": RayConfig(num_actors=0)}) if hasattr(config, "ray") else config
     alone = replace(setting.dataset, private=setting.canaries)
@@ -514,18 +497,13 @@ def _sums(
             score_M += _log_ratio(shown_RW[:, own], added_RW[:, own], stddev)
         return score_M
 
-    return Shadows(
-        attack="likelihood ratio of all released numbers that the canary alone moves",
-        events=whole.measure(_training(whole, setting.with_canaries(np.zeros(len(number_M), np.bool_)))).events,
-        num_canaries=len(number_M),
-        play=play,
-        is_gaussian=True,
-    )
+    attack = "likelihood ratio of all released numbers that the canary alone moves"
+    none_M = np.zeros(len(number_M), np.bool_)
+    drawn = whole.measure(_training(whole, setting.with_canaries(none_M))).events
+    return Shadows(attack=attack, events=drawn, num_canaries=len(number_M), play=play, is_gaussian=True)
 
 
-def _sums_and_gains(
-    config: WeightedVotes | ResidualVotes | AdaSsp, released: Released, canaries: Dataset
-) -> list[tuple[Numbers, Numbers, float]]:
+def _sums_and_gains(config: SumMethod, released: Released, canaries: Dataset) -> list[tuple[Numbers, Numbers, float]]:
     """Return for each noisy sum in ``released`` three things: its released values, what all ``canaries`` together add
     to it, and the standard deviation of its noise. A later sum is computed from the released values of earlier ones."""
     arrays, parts = released.arrays, list[tuple[Numbers, Numbers, float]]()
@@ -601,14 +579,11 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
         return odds(trained.model) - before
 
     whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
-    return Shadows(
-        attack="how much the published model raised the odds of the canary's label",
-        events=config.train(_training(config, whole, initial_model(config, whole))).events,
-        num_canaries=len(number_M),
-        play=play,
-        # Without sampling, a step is Gaussian itself.
-        is_gaussian=not rates or sum(getattr(event, "count", 0) for event in events) >= _MANY,
-    )
+    drawn = config.train(_training(config, whole, initial_model(config, whole))).events
+    # Without sampling, a step is Gaussian itself.
+    is_gaussian = not rates or sum(getattr(event, "count", 0) for event in events) >= _MANY
+    attack = "how much the published model raised the odds of the canary's label"
+    return Shadows(attack=attack, events=drawn, num_canaries=len(number_M), play=play, is_gaussian=is_gaussian)
 
 
 def _votes(
@@ -627,11 +602,9 @@ def _votes(
     """
     mechanism, target = config.mechanism, config.target
     if target.epsilon is not None:
+        asked = config.aggregator.num_queries or stated.count
         mechanism = mechanism_within(
-            mechanism,
-            target_epsilon=target.epsilon,
-            target_delta=target.delta,
-            num_queries=config.aggregator.num_queries or stated.count,
+            mechanism, target_epsilon=target.epsilon, target_delta=target.delta, num_queries=asked
         )
     mechanism = mechanism.scaled(noise_share)
     num_voters, queries = config.num_voters, stated.count
@@ -676,13 +649,9 @@ def _votes(
         return -(lead_Q @ sign_QM[:queries])
 
     counted = config.queries.release == "counts"
-    return Shadows(
-        attack=f"the canary's code in the {'noisy counts' if counted else 'labels'} of all queries",
-        events=(event,),
-        num_canaries=num_canaries,
-        play=play,
-        is_gaussian=(counted and event.threshold == -math.inf) or queries >= _MANY,
-    )
+    attack = f"the canary's code in the {'noisy counts' if counted else 'labels'} of all queries"
+    is_gaussian = (counted and event.threshold == -math.inf) or queries >= _MANY
+    return Shadows(attack=attack, events=(event,), num_canaries=num_canaries, play=play, is_gaussian=is_gaussian)
 
 
 def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
@@ -720,13 +689,9 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
         ratio_M: FloatArray = np.abs(with_M) - np.abs(with_M - 1) + np.abs(without_M - 1) - np.abs(without_M)
         return ratio_M * epsilon / 2
 
-    return Shadows(
-        attack="likelihood ratio of the two counts between which the canary's attribute decides",
-        events=(LaplaceReleases(count=1, epsilon=epsilon),),
-        num_canaries=len(first_M),
-        play=play,
-        is_pure=True,
-    )
+    attack = "likelihood ratio of the two counts between which the canary's attribute decides"
+    drawn = (LaplaceReleases(count=1, epsilon=epsilon),)
+    return Shadows(attack=attack, events=drawn, num_canaries=len(first_M), play=play, is_pure=True)
 
 
 def _metrics(
@@ -769,10 +734,5 @@ def _metrics(
         added, stddev = (2.0, math.sqrt(2) * event.noise_stddev_records) if moved else (1.0, event.noise_stddev_records)
         return _log_ratio(found_M[None], np.full((1, len(found_M)), added), stddev)
 
-    return Shadows(
-        attack="likelihood ratio of the number in the canary's cell",
-        events=(event,),
-        num_canaries=len(place_M),
-        play=play,
-        is_gaussian=True,
-    )
+    attack = "likelihood ratio of the number in the canary's cell"
+    return Shadows(attack=attack, events=(event,), num_canaries=len(place_M), play=play, is_gaussian=True)

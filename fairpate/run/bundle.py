@@ -62,15 +62,15 @@ OPTIONAL = (
     *("metrics.safetensors", "model.json", "model.onnx", "private_population.json", "released.safetensors"),
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
+# Allowed relative difference of the recomputed from the stated epsilon, as two accountants round differently.
 TOLERANCE = 1e-3
-"""Allowed relative difference of the recomputed from the stated epsilon, as two accountants round differently."""
 _NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
 # Bytes: read at once; at most of one JSON file; at most of all files, as the archive declares them.
 _BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
+# Errors that reading a maliciously made file can raise; nesting that is too deep raises a RuntimeError.
 _SENSELESS = (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""Errors that reading a maliciously made file can raise; nesting that is too deep raises a RuntimeError."""
 
 
 def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
@@ -201,9 +201,8 @@ def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
         is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
         if is_current and run.card_page.is_file():
             return
-    write_card(
-        run.root, intended_use=use.get("intended"), out_of_scope=use.get("out_of_scope"), contact=use.get("contact")
-    )
+    intended, out_of_scope, contact = (use.get(name) for name in ("intended", "out_of_scope", "contact"))
+    write_card(run.root, intended_use=intended, out_of_scope=out_of_scope, contact=contact)
 
 
 class BundleError(UsageError):
@@ -293,9 +292,9 @@ class _Check:
     recomputed: float | None = None
     head: dict[str, Any] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
+    # The privacy statement: the same as ``statement``, but never None. Only checks that run after the statement was
+    # read use it.
     said: PrivacyStatement = field(init=False)
-    """The privacy statement: the same as ``statement``, but never None. Only checks that run after the statement was
-    read use it."""
 
     def run(self, check: Callable[[], str | None]) -> None:
         """Run one check of the bundle and store what it returns; a malformed file counts as a difference. Until the
@@ -384,10 +383,8 @@ class _Check:
         stated = math.inf if statement.epsilon is None else statement.epsilon
         self.require(math.isfinite(stated), "statement.json: epsilon is infinite: nothing is guaranteed")
         # One-sided: a claim may exceed the cost of its events, as a bound does that was fixed beforehand.
-        within = recomputed <= stated * (1 + TOLERANCE)
-        self.require(
-            within, f"epsilon: recomputed {recomputed:.4f} > stated {stated:.4f} at delta {delta_text(statement.delta)}"
-        )
+        words = f"recomputed {recomputed:.4f} > stated {stated:.4f} at delta {delta_text(statement.delta)}"
+        self.require(recomputed <= stated * (1 + TOLERANCE), f"epsilon: {words}")
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
     def queries(self) -> str | None:
@@ -462,13 +459,11 @@ class _Check:
         same = origin.settings["student"] == sha256_of(self.bundle.student)
         self.require(same, "metrics.safetensors: a table of another model's predictions")
         # With what a reject option does in other orders, which is simulated from the table by the run's public seed.
-        expected = assessment_of(
-            released, card, seed=_json(self.bundle, "record.json")["seed"], fair_at=measured.fair_at
-        ).to_json()
+        seed = _json(self.bundle, "record.json")["seed"]
+        expected = assessment_of(released, card, seed=seed, fair_at=measured.fair_at).to_json()
         given = _json(self.bundle, "metrics.json")
-        wrong = sorted(
-            name for name in expected.keys() | given.keys() if not alike(expected.get(name), given.get(name))
-        )
+        names = expected.keys() | given.keys()
+        wrong = sorted(name for name in names if not alike(expected.get(name), given.get(name)))
         self.require(not wrong, f"metrics.json: not what metrics.safetensors gives ({', '.join(wrong)})")
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
 
@@ -481,21 +476,21 @@ class _Check:
         if not made.is_file():
             return None
         released, origin = read_release(made)
-        same = [event_json(event) for event in released.events] == events_of(self.said, "validation")
+        events = [event_json(event) for event in released.events]
+        same = events == events_of(self.said, "validation")
         self.require(same, "choice.safetensors: its event is not that of the statement")
-
-        def laws(events: Iterable[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
-            trials = (event for event in events if event["kind"] == "SecretTrials")
-            return [(event["expected_trials"], event["eta"]) for event in trials]
-
         # The choice is among these trainings: trainings and scores are charged for one random number of trials.
-        same = laws(map(event_json, released.events)) == laws(self.said.events)
+        of_scores, of_trainings = (
+            [(event["expected_trials"], event["eta"]) for event in some if event["kind"] == "SecretTrials"]
+            for some in (events, self.said.events)
+        )
+        same = of_scores == of_trainings
         self.require(same, "statement.json: trainings and their scores are not of the same secret number of trials")
+        candidates = origin.settings["candidates"]
+        chosen = candidates[int(released.arrays["chosen"][0])]
         config = _json(self.bundle, "record.json")["config"]
         # Settings of the evaluation do not change the model, and are not in the digests of candidates.
         settings = {name: each for name, each in config.items() if name != "evaluation"}
-        candidates = origin.settings["candidates"]
-        chosen = candidates[int(released.arrays["chosen"][0])]
         self.require(values_digest(settings) == chosen, "record.json: not the settings that were chosen")
         return f"the settings are those that were chosen among {len(candidates)}"
 
@@ -510,8 +505,8 @@ class _Check:
         self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
         self.require(alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
         self.require_claim("audit.json", values, self.said)
-        settings = dict(_json(self.bundle, "record.json")["config"])
-        settings.pop("evaluation", None)
+        config = _json(self.bundle, "record.json")["config"]
+        settings = {name: each for name, each in config.items() if name != "evaluation"}
         self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")
         self.require(not audit.refuted, f"audit.json: {audit.headline}")
         if not audit.has_power:
@@ -525,13 +520,8 @@ class _Check:
         student."""
         given = _json(self.bundle, "card.json")
         fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
-        card = card_of(
-            self.bundle,
-            method=self.said.method,
-            data=CardData(**fields),
-            use=IntendedUse(**given["use"]),
-            made_on=given["model"].get("made_on"),
-        )
+        data, use, made_on = CardData(**fields), IntendedUse(**given["use"]), given["model"].get("made_on")
+        card = card_of(self.bundle, method=self.said.method, data=data, use=use, made_on=made_on)
         # Through JSON, so that tuples and lists are compared alike.
         expected = json.loads(json.dumps(card_values(card)))
         for section in ("privacy", "evaluation", "refusals", "protects", "private_population"):
@@ -712,14 +702,14 @@ _template = cache(_WORDS.from_string)
 
 
 def make_dossier(
-    root: Path, form: Form, *, sign: Callable[[bytes], Mapping[str, str]] | None = None, out: Path | None = None
+    root: Path, form: Form, *, signer: tuple[str, Callable[[bytes], bytes]] | None = None, out: Path | None = None
 ) -> tuple[dict[str, Path], dict[Kind, int]]:
     """Write the dossier, a form about the published run in ``root``, as JSON and as text. Return the paths of both
     files, and the number of lines by kind (``filled``; left to the ``operator``; ``open``, as no file has the answer).
 
-    ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``. The text is written next to it. ``sign`` maps the
-    content of the dossier to the operator's public ``key`` and ``ed25519`` signature. Errors as in
-    :func:`write_bundle`.
+    ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``. The text is written next to it. ``signer``: the
+    operator's public key as text, and a function that maps the content of the dossier to its Ed25519 signature. Errors
+    as in :func:`write_bundle`.
     """
     files, values = dossier_values(root)
     lines = dossier_lines(form, values)
@@ -731,8 +721,9 @@ def make_dossier(
         "counts": counts,
         "lines": [asdict(line) | {"read_from": list(line.read_from)} for line in lines],
     }
-    if sign is not None:
-        plain = plain | {"signature": sign(_bytes(plain))}
+    if signer is not None:
+        key, sign = signer
+        plain = plain | {"signature": {"key": key, "ed25519": sign(_bytes(plain)).hex()}}
     if form == "registry":
         # The registry's YAML, followed by comments that list what its authors have to add.
         nested: dict[str, Any] = {"status": "Draft", "tier": 2}
@@ -768,13 +759,10 @@ def make_dossier(
 def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dict[str, Any]:
     """Return the dossier in ``path`` if its signature is valid, that is, if ``signed(signature, content)`` is true.
 
-    DossierError for a damaged file, for a dossier without a signature, and for a signature by another key or of another
-    content.
+    RunDirectoryError for a damaged file, DossierError for another file, for a dossier without a signature, and for a
+    signature by another key or of another content.
     """
-    try:
-        plain = read_json(path)
-    except RunDirectoryError as error:
-        raise DossierError(str(error)) from error
+    plain = read_json(path)
     if plain.get("format") != DOSSIER_FORMAT:
         raise DossierError(
             f"{path}: not a dossier (expected format {DOSSIER_FORMAT}); give the JSON file that `fairpate dossier` "

@@ -56,14 +56,12 @@ from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by, stream_seed
 from student.student import Student, load_student, save_student
 
+AnyMethod = TypeVar("AnyMethod", bound=Method)
+Shares = Mapping[str, float] | None
+
 
 def select_settings(
-    configs: Sequence[Method],
-    *,
-    epsilon: float,
-    out: Path,
-    reporter: Reporter,
-    group_shares: Mapping[str, float] | None = None,
+    configs: Sequence[Method], *, epsilon: float, out: Path, reporter: Reporter, group_shares: Shares = None
 ) -> RunDirectory:
     """Choose one of several settings by how well their models predict private validation records, and run the chosen
     ones in ``out / "model"``. A repeated call resumes.
@@ -128,16 +126,8 @@ def select_settings(
     return run
 
 
-AnyMethod = TypeVar("AnyMethod", bound=Method)
-
-
 def _candidates(
-    configs: Sequence[Method],
-    kind: type[AnyMethod],
-    words: str,
-    *,
-    of_all: Callable[[AnyMethod], dict[str, Any]],
-    why: str,
+    configs: Sequence[Method], kind: type[AnyMethod], words: str, *, of_all: Callable[[AnyMethod], Any], why: str
 ) -> list[AnyMethod]:
     """Check ``configs``, the settings to choose from, and return them with the checksums of their files of initial
     weights.
@@ -170,7 +160,7 @@ def _candidates(
     return found
 
 
-def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntArray:
+def group_weights(dataset: Dataset, shares: Shares) -> IntArray:
     """Return, for each group, the weight (G,) that a correct prediction on one of its records adds to the score of a
     model: at most ``WEIGHT``, and inversely proportional to the group's population share in ``shares``. Without
     ``shares`` every group has the weight ``WEIGHT``.
@@ -216,8 +206,8 @@ class TrialsError(UserError):
     was charged nevertheless."""
 
 
+# Errors that noise may cause in a trial: the trial then counts as the worst, as an error message would reveal it.
 MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
-"""Errors that noise may cause in a trial: the trial then counts as the worst, as an error message would reveal it."""
 
 
 @contextmanager
@@ -278,11 +268,6 @@ class Trials:
             log.record([event], noise=OS_ENTROPY)
 
 
-def with_epsilon(config: PrivateMethod, epsilon: float) -> PrivateMethod:
-    """Return the settings ``config`` with ``epsilon`` as their target, for the training of one trial."""
-    return config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
-
-
 def plan_trials(
     candidates: Sequence[tuple[Any, Dataset]], *, epsilon: float, delta: float, expected_trials: float
 ) -> Trials:
@@ -298,7 +283,8 @@ def plan_trials(
     while True:
         found = []
         for config, dataset in candidates:
-            events = with_epsilon(config, of_one).planned_events(dataset)
+            target = config.target.model_copy(update={"epsilon": of_one})
+            events = config.model_copy(update={"target": target}).planned_events(dataset)
             if events is None:
                 raise ConfigError(
                     f"method: the privacy cost of {config.method} is not known before it trains, but trials are "
@@ -366,7 +352,7 @@ def select_by_trials(
     expected_trials: float,
     out: Path,
     reporter: Reporter,
-    group_shares: Mapping[str, float] | None = None,
+    group_shares: Shares = None,
     load: Callable[[Any], Dataset] = load_data,
 ) -> RunDirectory:
     """Run a secret random number of trainings (trials), each with settings drawn at random, and publish the model with
@@ -395,32 +381,26 @@ def select_by_trials(
         raise ConfigError(
             f"noise: a choice by --trials needs {OS_ENTROPY}, got {candidates[0].noise}; leave out the field noise."
         )
-    datasets: dict[str, Dataset] = {}
-
-    def data_of(config: Method) -> Dataset:
-        key = config.data.model_dump_json()
-        # Most candidates have the same data: it is loaded once.
-        if key not in datasets:
-            datasets[key] = load(config.data)
-        return datasets[key]
-
+    tried: list[tuple[PrivateMethod, Dataset]] = []
+    loaded: dict[str, Dataset] = {}
     with reporter.stage("data"):
         for config in candidates:
-            runs.check_data(config, data_of(config))
-            require_kept_names(config, data_of(config))
+            key = config.data.model_dump_json()  # most candidates have the same data: it is loaded once
+            dataset = loaded[key] = loaded[key] if key in loaded else load(config.data)
+            runs.check_data(config, dataset)
+            require_kept_names(config, dataset)
             # Quiet: each candidate would report its weights file again.
-            runs.check_model_files(config, data_of(config), Reporter(quiet=True))
-    first, dataset = candidates[0], data_of(candidates[0])
+            runs.check_model_files(config, dataset, Reporter(quiet=True))
+            tried.append((config, dataset))
+    first, dataset = tried[0]
     weights = group_weights(dataset, group_shares)
 
     with reporter.stage("plan"):
-        plan = plan_trials(
-            [(config, data_of(config)) for config in candidates],
-            epsilon=epsilon,
-            delta=first.target.delta,
-            expected_trials=expected_trials,
-        )
-    planned = [with_epsilon(config, plan.epsilon).model_copy(update={"out": run.root}) for config in candidates]
+        plan = plan_trials(tried, epsilon=epsilon, delta=first.target.delta, expected_trials=expected_trials)
+    planned = []
+    for config in candidates:
+        target = config.target.model_copy(update={"epsilon": plan.epsilon})
+        planned.append(config.model_copy(update={"target": target, "out": run.root}))
     settings = {
         "candidates": [values_digest(config.settings_without()) for config in planned],
         "group_weights": weights.tolist(),
@@ -466,12 +446,12 @@ def select_by_trials(
                 "set these fields back, or give another folder with --out."
             )
         reporter.note("trials", f"a secret number of trials, {expected_trials:g} expected; none of them is displayed")
-        best, outcome = _best_trial(state["drawn"], planned, data_of, plan, weights, folder.workplace)
+        datasets = [dataset for _, dataset in tried]
+        best, outcome = _best_trial(state["drawn"], planned, datasets, plan, weights, folder.workplace)
         receipt = read_receipt(folder)
         assert receipt is not None
-        chosen = planned[state["drawn"][best]]
-        dataset = data_of(chosen)
-        student = replace(load_student(folder.workplace / f"{best}.safetensors"), embedding=dataset.embedding)
+        chosen, embedding = planned[state["drawn"][best]], datasets[state["drawn"][best]].embedding
+        student = replace(load_student(folder.workplace / f"{best}.safetensors"), embedding=embedding)
         made = Released(arrays={"chosen": np.array([state["drawn"][best]], np.int64)}, events=(plan.scores,))
         done = publish_trained(
             chosen,
@@ -489,7 +469,7 @@ def select_by_trials(
 def _best_trial(
     drawn: Sequence[int],
     planned: Sequence[PrivateMethod],
-    data_of: Callable[[Method], Dataset],
+    datasets: Sequence[Dataset],
     plan: Trials,
     weights_G: IntArray,
     folder: Path,
@@ -497,24 +477,24 @@ def _best_trial(
     """Run those trials whose outcome is not stored in ``folder`` yet; return the index and the outcome of the trial
     with the best noisy score.
 
-    ``drawn[i]`` is the index of the settings in ``planned`` with which trial i trains.
+    ``drawn[i]`` is the index of the settings in ``planned``, and of their data set, with which trial i trains.
     """
     source, outcomes = OsEntropy(), []
     with unheard():
         for place, number in enumerate(drawn):
             path, model = folder / f"{place}.json", folder / f"{place}.safetensors"
             if not path.exists():
-                config = planned[number]
+                config, dataset = planned[number], datasets[number]
                 outcome: dict[str, Any] = {"score": None, "remarks": []}
                 try:
                     work = RunDirectory(root=folder / f"{place}")
-                    trained, student = trained_student(config, data_of(config), work, Reporter(quiet=True))
+                    trained, student = trained_student(config, dataset, work, Reporter(quiet=True))
                 except MAY_FAIL:
                     pass
                 else:
                     require_planned(trained.events, plan.trainings)
                     bare = replace(student, embedding=None)  # the records are embedded already
-                    exact = score_of(bare, data_of(config).validation, weights_G, source)
+                    exact = score_of(bare, dataset.validation, weights_G, source)
                     outcome = {"score": plan.with_noise(exact, source), "remarks": list(trained.remarks)}
                     write_atomically(model, partial(save_student, bare), private=True)
                 # Written last, since this file marks the trial as done: by now its model is stored.

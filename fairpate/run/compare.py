@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig, values_digest
@@ -56,8 +56,8 @@ from student.student import Student, save_student
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
+# What a cell gets from other cells: teachers' votes, or the bytes of a release's file; None if it shares nothing.
 Handed = VoteBatch | bytes | None
-"""What a cell gets from other cells: teachers' votes, or the bytes of a release's file; None if it shares nothing."""
 Compute = Callable[[Cell, Path, Handed, int], list[Row]]
 
 # Between two looks at the cluster, and before cells that still run after an interrupt are cancelled.
@@ -158,7 +158,7 @@ def compare(
     folder = sweeps.open_sweep_folder(root.resolve(), sweep)
     with sole_worker(folder.root, "fairpate compare"):
         write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
-        finished = sweeps.stems(folder.parts)
+        finished = {path.stem for path in folder.parts.glob("*.parquet")}
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
             return Comparison(folder=folder, changed=False, **shown)
@@ -201,11 +201,9 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
     for data, found in of_data.items():
         targets = [cell.config.target for cell in found.values()]
         known = [epsilon for target in targets if (epsilon := getattr(target, "epsilon", None)) is not None]
-        most = (
-            f"of at most ε = {epsilon_text(sum(known))} in sum"
-            if len(known) == len(targets)
-            else "some without a target"
-        )
+        most = "some without a target"
+        if len(known) == len(targets):
+            most = f"of at most ε = {epsilon_text(sum(known))} in sum"
         before = release_log.spent(data, odometer, delta=targets[0].delta)
         yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
         is_own = next(iter(found.values())).config.data.declaration is not None
@@ -559,10 +557,11 @@ def comparison_outcome(comparison: Comparison) -> Output:
     groups: list[str] = []
     for data, by_method in by_data.items():
         majority = _range(row.record.majority_accuracy for row in comparison.rows if row.record and row.data == data)
-        title = f"accuracy of always the most common class: {_range_words(majority)}" if majority else None
-        table = Table(data, box=SIMPLE_HEAD, title=title, title_justify="left")
-        for name in ("cells", "ε", "accuracy", in_two_lines(NOTIONS[notion].measure), "coverage"):
-            table.add_column(name, justify="right", no_wrap=True)
+        always = _range_words("accuracy", majority)
+        title = f"accuracy of always the most common class: {always}" if majority else None
+        names = ("cells", "ε", "accuracy", in_two_lines(NOTIONS[notion].measure), "coverage")
+        right = [Column(name, justify="right", no_wrap=True) for name in names]
+        table = Table(data, *right, box=SIMPLE_HEAD, title=title, title_justify="left")
         methods = []
         for method, rows in by_method.items():
             records = [row.record for row in rows if row.record is not None]
@@ -573,36 +572,28 @@ def comparison_outcome(comparison: Comparison) -> Output:
                 "disparity": _range(notion_value(record, notion) for record in records),
                 "coverage": _range(record.coverage for record in records),
             }
-            texts = [
-                _range_words(found, is_epsilon=name == "epsilon") if records else "" for name, found in ranges.items()
-            ]
-            finished = str(len(rows)) if len(records) == len(rows) else f"{len(records)} of {len(rows)}"
-            table.add_row(method, finished, *texts)
+            texts = [_range_words(name, found) if records else "" for name, found in ranges.items()]
+            done = str(len(rows)) if len(records) == len(rows) else f"{len(records)} of {len(rows)}"
+            table.add_row(method, done, *texts)
             groups += [f"{method} on {data}: {words}" for words in told.words("cell")]
-            methods.append(
-                {
-                    "method": method,
-                    "cells": len(rows),
-                    "finished": len(records),
-                    **ranges,
-                    "underserved_groups": dict(told.underserved),
-                    "unmeasured_groups": dict(told.unmeasured),
-                }
-            )
+            by_group = {"underserved_groups": dict(told.underserved), "unmeasured_groups": dict(told.unmeasured)}
+            methods.append({"method": method, "cells": len(rows), "finished": len(records), **ranges, **by_group})
         tables.append(table)
         data_sets.append({"data": data, "majority_accuracy": majority, "methods": methods})
 
-    degenerate = [
-        (row, row.record.degenerate) for row in comparison.rows if row.record is not None and row.record.degenerate
-    ]
+    finished = ((row, row.record.degenerate) for row in comparison.rows if row.record is not None)
+    degenerate, named = [each for each in finished if each[1]], ("method", "data", "seed", "digest")
     withheld = Counter(row.method for row in comparison.withheld)
     files = {"results": folder.results, "report": folder.report, "operator_only": folder.private}
     found = {
         "notion": notion,
         "fair_at": comparison.fair_at,
         "data_sets": data_sets,
-        "degenerate": [_identity(row) | {"words": words} for row, words in degenerate],
-        "failed": [_identity(row) | {"command": row.command, "cause": row.error} for row in failed],
+        "degenerate": [{name: getattr(row, name) for name in named} | {"words": words} for row, words in degenerate],
+        "failed": [
+            {name: getattr(row, name) for name in named} | {"command": row.command, "cause": row.error}
+            for row in failed
+        ],
         "left_out": withheld,
         "files": files,
         "spent": comparison.spent,
@@ -627,20 +618,16 @@ def comparison_outcome(comparison: Comparison) -> Output:
     return Output(facts=found, words=words, code=int(bool(failed)), failure=trouble)
 
 
-def _identity(row: Row) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in ("method", "data", "seed", "digest")}
-
-
 def _range(values: Iterable[float | None]) -> list[float] | None:
     """Return the least and the greatest of those ``values`` that are defined; None if none of them is."""
     there = [value for value in values if value is not None]
     return [min(there), max(there)] if there else None
 
 
-def _range_words(found: Sequence[float] | None, *, is_epsilon: bool = False) -> str:
+def _range_words(name: str, found: Sequence[float] | None) -> str:
     if found is None:
         return "undefined"
-    low, high = (epsilon_text(end) if is_epsilon else f"{end:.3f}".removeprefix("0") for end in found)
+    low, high = (epsilon_text(end) if name == "epsilon" else f"{end:.3f}".removeprefix("0") for end in found)
     return low if low == high else f"{low}–{high}"
 
 
@@ -697,7 +684,7 @@ def demo(sweep: Path, out: Path) -> Output:
         return comparison_outcome(comparison)
     models: dict[str, tuple[RunDirectory, Method, RunStatement]] = {}
     for row in comparison.rows:
-        run, config = finished_run(comparison.folder.root / "runs" / f"{row.method}-{row.data}-{row.digest}")
+        run, config = finished_run(comparison.folder.run(row))
         # The sweep also has one with a reject option, for its page; here the option is put on the chosen model.
         if config.student.idp3 is None:
             models[config.method] = run, config, read_claims(run)
@@ -738,24 +725,17 @@ def demo(sweep: Path, out: Path) -> Output:
         for name, each in rows.items()
     }
     measured = rows[private[0]].measured
-    table = Table(counted(measured.num_records, "test record"), box=SIMPLE_HEAD)
-    for name in ("ε per person", "accuracy", "parity gap", "answered"):
-        table.add_column(name, justify="right", no_wrap=True)
+    headings = ("ε per person", "accuracy", "parity gap", "answered")
+    right = [Column(name, justify="right", no_wrap=True) for name in headings]
+    table = Table(counted(measured.num_records, "test record"), *right, box=SIMPLE_HEAD)
     constant = {"epsilon": 0.0, "accuracy": measured.majority_accuracy, "disparity": 0.0, "coverage": 1.0}
     for name, shown in (numbers | {f"always “{measured.majority_class}”": constant}).items():
         shares = (percent(shown["accuracy"]), decimal(shown["disparity"]), percent(shown["coverage"]))
         table.add_row(name, epsilon_text(shown["epsilon"]), *shares)
     places = [*((name, str(path)) for name, path in files.items()), ("next", "fairpate new mine")]
-    return Output(
-        facts={
-            "models": numbers,
-            "chosen": chosen,
-            "fair_at": claims.measured.fair_at.limit,
-            "sentences": sentences,
-            "files": files,
-        },
-        words=Group(table, *(Text(f"{sentence}\n") for sentence in sentences), facts(places)),
-    )
+    found = {"models": numbers, "chosen": chosen, "fair_at": claims.measured.fair_at.limit, "sentences": sentences}
+    words = Group(table, *(Text(f"{sentence}\n") for sentence in sentences), facts(places))
+    return Output(facts=found | {"files": files}, words=words)
 
 
 def claims_in_words(

@@ -42,9 +42,9 @@ class RunDirectory:
     """The paths of the files of one run; ``fairpate.run_method`` and ``fairpate.open_run_directory`` return it."""
 
     root: Path
+    # Whether the file of a release lists the privacy events of earlier draws too. A release is drawn again if its file
+    # was deleted.
     states_all_draws: ClassVar[bool] = False
-    """Whether the file of a release lists the privacy events of earlier draws too. A release is drawn again if its file
-    was deleted."""
 
     public = PathIn("root", "public", "Files that may be published.")
     private = PathIn("root", "private", "Files that must not be published.")
@@ -147,12 +147,11 @@ def read_json(path: Path) -> dict[str, Any]:
     file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot be read ({error}); restore the file from a copy.") from error
-    except ValueError as error:
-        raise RunDirectoryError(f"{path}: damaged ({error}); restore the file from a copy.") from error
-    if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path}: damaged, expected a JSON object; restore the file from a copy.")
+        if not isinstance(value, dict):
+            raise ValueError("expected a JSON object")  # noqa: TRY301, TRY004 - reworded below
+    except (OSError, ValueError) as error:
+        fault = "cannot be read" if isinstance(error, OSError) else "damaged"
+        raise RunDirectoryError(f"{path}: {fault} ({error}); restore the file from a copy.") from error
     return value
 
 

@@ -14,6 +14,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -152,12 +153,10 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
     ``given_from_python``: the caller passed the data set in instead of naming it. Then a digest of its records, which
     is stored in ``private/``, is compared too.
     """
-    found = context.recorded_data(run)
+    found, shape = context.recorded_data(run), tuple(dataset.private.x.shape[1:])
     same = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "unit")
     now = DataRecord(
-        **{name: getattr(dataset, name) for name in same},
-        record_shape=tuple(dataset.private.x.shape[1:]),
-        given_from_python=given_from_python,
+        **{name: getattr(dataset, name) for name in same}, record_shape=shape, given_from_python=given_from_python
     )
     if found is not None:
         if not given_from_python:
@@ -288,22 +287,18 @@ def environment() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
-        "revision": _revision(Path(__file__).parents[2]),
+        **_software(Path(__file__).parents[2]),
     }
 
 
-_version = lru_cache(metadata.version)
-
-
-# Once, as libraries' versions: a process keeps the code that it began with, and a sweep makes many folders.
+# Once: a process keeps the code that it began with, and a sweep makes many folders.
 @lru_cache
-def _revision(checkout: Path) -> str | None:
-    if not (checkout / ".git").exists():  # git would answer for any repository around the installed package
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
+def _software(checkout: Path) -> dict[str, Any]:
+    """Return the versions of the libraries, and the git revision of this project's ``checkout``, None if it is none."""
+    found: dict[str, Any] = {"libraries": {name: metadata.version(name) for name in LIBRARIES}, "revision": None}
+    if (checkout / ".git").exists():  # otherwise git would answer for any repository around the installed package
+        command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            run = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603
+            found["revision"] = run.stdout.strip() or None if run.returncode == 0 else None
+    return found

@@ -46,10 +46,11 @@ from fairpate.config import ConfigError, EvaluationConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
+from fairpate.fairness.rates import Events
 from fairpate.methods.base import Method, NoisySum, OpenRun, Price, Stream
 from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
-from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, sample_discrete_gaussian
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, buffered, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.report import metrics
 from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
@@ -64,8 +65,8 @@ if TYPE_CHECKING:
 # Divided among the records of a person and rounded down, a weight this large loses next to nothing.
 WEIGHT = 2**20
 LEVEL = 0.95
+# Name of the noisy table of predictions in messages between sites, if it is a sum over several sites.
 PREDICTIONS = "predictions"
-"""Name of the noisy table of predictions in messages between sites, if it is a sum over several sites."""
 _LEAST_SHARE = 1e-9  # which has a logarithm
 _DRAWS = 1000
 
@@ -192,25 +193,22 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     # The accuracy in other orders would reveal the one that is left out.
     if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
         spread = replace(spread, orders=tuple(replace(order, accuracy=math.nan) for order in spread.orders))
-    return Assessment(
-        evaluations={"student with IDP3": headline, "student without refusals": unrefused},
-        measured_N=measured,
-        reject_option=spread,
-    )
+    evaluations = {"student with IDP3": headline, "student without refusals": unrefused}
+    return Assessment(evaluations=evaluations, measured_N=measured, reject_option=spread)
 
 
 def table_event(cost: Price) -> PredictionTables:
     """Return the privacy event of a noisy table of predictions with the least noise at which the table costs at most
     ``cost``. The event has the unit and relation of ``cost``."""
-
-    def events(noise: float) -> tuple[PredictionTables, ...]:
-        event = PredictionTables(
-            count=1, noise_stddev_records=noise, weight=WEIGHT, unit=cost.unit, relation=cost.relation
-        )
-        return (event,)
-
+    table = partial(PredictionTables, count=1, weight=WEIGHT, unit=cost.unit, relation=cost.relation)
     # By loss distributions: their bound is tighter than that of Renyi curves, so that less noise suffices.
-    return events(least_noise(events, target_epsilon=cost.epsilon, target_delta=cost.delta, accounting="pld"))[0]
+    noise = least_noise(
+        lambda noise: (table(noise_stddev_records=noise),),
+        target_epsilon=cost.epsilon,
+        target_delta=cost.delta,
+        accounting="pld",
+    )
+    return table(noise_stddev_records=noise)
 
 
 def stated_tables(run: RunDirectory, next_event: Callable[[], Event]) -> tuple[Event, ...]:
@@ -254,7 +252,7 @@ def draw_table(
     if noisy_sum is not None:
         noisy = noisy_sum(table_BGYC.reshape(cells), stddev=stddev, name=PREDICTIONS, about=about)
     else:
-        source = source.buffered()
+        source = buffered(source)
         noisy = table_BGYC.reshape(cells) + np.reshape(
             [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)], cells
         )
@@ -366,12 +364,12 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     calibration, two = list[Estimate](), len(class_names) == 2
     if edges := released.arrays["edges"].tolist():
         # In each bin of scores, the share of records whose true class is the one that the score is of.
-        def scored(joint_BYC: FloatArray) -> rates.Events:
+        table_BYC, counts = table_BGYC.sum(axis=1), list[Events]()
+        for joint_BYC in (table_BYC, np.ones(table_BYC.shape)):
             right_B = joint_BYC[:, 1].sum(axis=-1) if two else np.trace(joint_BYC, axis1=1, axis2=2)
-            return rates.Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[])
-
+            counts.append(Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[]))
         # Bins instead of groups: each sums over groups, whose noises add up.
-        in_bins = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=z)
+        in_bins = _Shares.of_counts(counts[0], counts[1], stddev * math.sqrt(table_BGYC.shape[1]), z=z)
         what = f"true {class_names[1]}" if two else "right"
         calibration = [
             in_bins.estimate(f"{what} where the score is {low:g} to {high:g}", 0, place)
@@ -547,14 +545,7 @@ class _Shares(NamedTuple):
     high_EG: FloatArray
 
     @classmethod
-    def of(
-        cls,
-        events: rates.RateEvents,
-        table_GYC: FloatArray,
-        stddev: float,
-        *,
-        z: float,
-    ) -> _Shares:
+    def of(cls, events: rates.RateEvents, table_GYC: FloatArray, stddev: float, *, z: float) -> _Shares:
         """Return the share of each group's records in which each of the outcomes ``events`` occurs, with its interval,
         from one noisy table (G, Y, C) or from several that are stacked along leading axes.
 
@@ -564,14 +555,7 @@ class _Shares(NamedTuple):
 
     @classmethod
     def of_counts(
-        cls,
-        found: rates.Events,
-        cells: rates.Events,
-        stddev: float,
-        *,
-        z: float,
-        rest: bool = False,
-        has_ends: bool = True,
+        cls, found: Events, cells: Events, stddev: float, *, z: float, rest: bool = False, has_ends: bool = True
     ) -> _Shares:
         """Return the share of each group's records in which each event occurs, with its interval.
 

@@ -71,16 +71,14 @@ def run_html(run: RunDirectory) -> str:
     try:
         claims, record = read_claims(run), read_json(run.record)
         places = {"report": run.public_report, "card": run.card_page, "statement": run.statement, "model": run.student}
+        card = f"fairpate card {shlex.quote(_from_here(run.root))}"
         return render(
             "notebook.html",
             title=f"{record['method']} on {record['data']}, seed {record['seed']}",
             sentences=[claims.line, claims.guarantee.meaning],
             rows=[*claims.rows, *((name, _from_here(path)) for name, path in places.items() if path.exists())],
             remarks=claims.guarantee.remarks,
-            commands={
-                "Card": f"fairpate card {shlex.quote(_from_here(run.root))}",
-                "Statement in Python": "fairpate.read_statement(run)",
-            },
+            commands={"Card": card, "Statement in Python": "fairpate.read_statement(run)"},
         )
     # A representation must not raise: the notebook would show a traceback in place of the run.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RunDirectoryError):
@@ -116,12 +114,9 @@ def comparison_html(comparison: Comparison) -> str:
     """Return the HTML by which a notebook displays a comparison of methods. It has one finding in words per data
     set and privacy class, and a figure of one data set. Only results that may be published are included."""
     # Not the report page itself, which would add a drawing library to the notebook.
-    folder = comparison.folder
+    folder, rows = comparison.folder, comparison.rows
     report = FrontierReport(
-        title=folder.root.name,
-        rows=comparison.rows,
-        publish_unprotected=folder.publish_unprotected,
-        notion=comparison.notion,
+        title=folder.root.name, rows=rows, publish_unprotected=folder.publish_unprotected, notion=comparison.notion
     )
     points = report.points()
     panels = list(by_panel(points).values())
@@ -138,17 +133,15 @@ def comparison_html(comparison: Comparison) -> str:
     if len(panels) > _MOST_PANELS:
         sentences.append(f"{counted(len(panels) - _MOST_PANELS, 'more data set')} on the page.")
     shown = next((found for found in panels if len(found) <= _MOST_POINTS), [])
-    done = sum(row.record is not None for row in comparison.rows)
+    for_paper = f"fairpate compare {shlex.quote(_from_here(folder.root))} --figures paper"
+    done = sum(row.record is not None for row in rows)
     return render(
         "notebook.html",
         title=f"{report.title}: {counted(len(points), 'configuration')}, {counted(done, 'run')}",
         sentences=sentences,
         picture=base64.b64encode(slices_picture(shown) if shown else b"").decode("ascii"),
         alt=f"Slices of {shown[0].panel.data}" if shown else "",
-        commands={
-            "Page": _from_here(folder.report),
-            "For a paper": f"fairpate compare {shlex.quote(_from_here(folder.root))} --figures paper",
-        },
+        commands={"Page": _from_here(folder.report), "For a paper": for_paper},
     )
 
 
@@ -315,11 +308,8 @@ def write_reports(
         # The last reservation has the outcome: a crash left the earlier ones of a query open.
         asked = [charges[-1] for charges in spending.charges_Q]
         outcomes = Counter(zip((last.group for last in asked), spending.outcomes_Q, strict=True))
-        labels = Counter(
-            (last.group, last.outcome.label)
-            for last in asked
-            if last.outcome is not None and last.outcome.label is not None
-        )
+        released = ((last.group, last.outcome.label) for last in asked if last.outcome is not None)
+        labels = Counter((group, label) for group, label in released if label is not None)
         voting = records.AnsweredQueries(
             mechanism=terms.mechanism.describe(),
             gate=terms.gate,

@@ -56,10 +56,10 @@ from fairpate.types import FloatArray, Relation, Unit, UserError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 _log = logging.getLogger(__name__)
+# Value of a release's ``rdp_A`` whose Renyi curve is still to be computed from its privacy events.
 _NEW = np.zeros(0)
-"""Value of a release's ``rdp_A`` whose Renyi curve is still to be computed from its privacy events."""
+# Most releases whose loss distributions are composed; beyond that number only Renyi curves are added.
 _MOST_DISTRIBUTIONS = 8
-"""Most releases whose loss distributions are composed; beyond that number only Renyi curves are added."""
 
 # Splits whose parts are summed separately; with three parts each there are at most 3^6 sums.
 _MOST_RULES = 2
@@ -392,8 +392,6 @@ class Odometer:
             same = [
                 row for row in _counted_by(unit, rows) if (row.data, row.unit, row.relation) == (name, unit, relation)
             ]
-            if not same:
-                continue
             private = [row for row in same if row.is_private]
             totals.append(
                 Total(
@@ -500,8 +498,8 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
     return found
 
 
+# Relative difference of two Renyi curves that is attributed to rounding, if both are of the same calibrated noise.
 _SAME_COST = 1e-9
-"""Relative difference of two Renyi curves that is attributed to rounding, if both are of the same calibrated noise."""
 
 
 def _admitted(
@@ -623,14 +621,8 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
     """Write released arrays and their origin to the file ``path``; a student can be trained from this file without any
     private record."""
     arrays = {name: np.ascontiguousarray(array) for name, array in released.arrays.items()}
-    header = {
-        "format": FORMAT,
-        "id": origin.id,
-        "settings": origin.settings,
-        "pool": origin.pool,
-        "events": list(map(event_json, released.events)),
-        "sha256": arrays_digest(arrays),
-    }
+    header: dict[str, Any] = {"format": FORMAT, "id": origin.id, "settings": origin.settings, "pool": origin.pool}
+    header |= {"events": list(map(event_json, released.events)), "sha256": arrays_digest(arrays)}
     if origin.after:
         header["after"] = origin.after
     write_atomically(path, lambda temporary: temporary.write_bytes(save(arrays, {"release": json.dumps(header)})))
@@ -747,9 +739,9 @@ class ReleaseLog:
         self._is_reserved = False
         self._before: tuple[Event, ...] = ()
         self._steps: list[tuple[Released, Origin]] = []
+        # Whether the next release continues a draw that was interrupted after it was charged. Set only if its noise was
+        # stored: a draw with new noise is another release.
         self.continues = False
-        """Whether the next release continues a draw that was interrupted after it was charged. Set only if its noise
-        was stored: a draw with new noise is another release."""
         kept = read_release(run.released)[1].id if run.released.exists() else None
         receipt = read_receipt(run)
         # Random, no digest of settings: two runs with equal settings draw noise twice, and cost twice.
@@ -1041,9 +1033,9 @@ class ReleaseLog:
         return True
 
 
+# Most queries that are charged in advance: a ledger may take them without writing to the odometer again, and a crash
+# charges at most this number too many.
 _BLOCK = 256
-"""Most queries that are charged in advance: a ledger may take them without writing to the odometer again, and a crash
-charges at most this number too many."""
 
 
 @dataclass(eq=False)
@@ -1142,8 +1134,6 @@ def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *,
         if events and release.is_private:
             new = replace(release, events=events, plan=(), rdp_A=_NEW)
             of_kind.setdefault((release.unit, release.relation), []).append(new)
-    now = [
-        f"ε = {epsilon_text(composed_epsilon(found, delta=delta))} of each {unit}"
-        for (unit, _), found in of_kind.items()
-    ]
+    costs = {unit: composed_epsilon(found, delta=delta) for (unit, _), found in of_kind.items()}
+    now = [f"ε = {epsilon_text(cost)} of each {unit}" for unit, cost in costs.items()]
     return f"{' and '.join(now)} of {data}; so far {spent(data, odometer, delta=delta)}" if now else ""

@@ -73,6 +73,7 @@ from fairpate.types import REMARKS, IntArray, PrivacyStatement, Relation, sklear
 from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
+# By method, a description of those who vote on a label; each kind of voters occurs once.
 VOTERS = {
     "weighted_votes": "every record, a vector",
     "residual_votes": "every record, several times",
@@ -80,7 +81,6 @@ VOTERS = {
     "private_knn": "nearest records of a secret sample",
     "fairpate": "models trained on shards",
 }
-"""By method, a description of those who vote on a label; each kind of voters occurs once."""
 _OFTEN = 0.95
 
 
@@ -143,12 +143,9 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
         return None
     usual = base.resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
+    changed = context.changed_fields(base.determining_values(config), base.determining_values(usual))
     # A split by another seed is one more of those that the runs were spread over.
-    if {*context.changed_fields(base.determining_values(config), base.determining_values(usual))} - {
-        "seed",
-        "noise",
-        "data.seed",
-    }:
+    if changed.keys() - {"seed", "noise", "data.seed"}:
         return None
     near = [ranges[max(e for e in ranges if e <= epsilon)], ranges[min(e for e in ranges if e >= epsilon)]]
     return min(low for low, _ in near), max(high for _, high in near)
@@ -212,17 +209,10 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
         return base.price([event], delta=config.target.delta, relation=event.relation)
     if not (isinstance(config, base.PrivateMethod) and config.is_private):
         return None
-    unit = config.unit_of(dataset)
-    # An attribute is exchanged while its record stays: nothing is added or removed.
-    own: Relation = "replace one" if unit == "sensitive attribute" else "add or remove one"
-    target = config.target
-    return Price(
-        epsilon=target.epsilon,
-        delta=target.delta,
-        unit=unit,
-        relation=target.relation or own,
-        accounting=target.accounting,
-    )
+    unit, target, relation = config.unit_of(dataset), config.target, config.target.relation
+    if relation is None:  # an attribute is exchanged while its record stays: nothing is added or removed
+        relation = "replace one" if unit == "sensitive attribute" else "add or remove one"
+    return Price(epsilon=target.epsilon, delta=target.delta, unit=unit, relation=relation, accounting=target.accounting)
 
 
 def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
@@ -241,9 +231,9 @@ def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_o
         reporter.consent(question)
 
 
+# Total epsilon of releases on the user's own records above which a command asks for confirmation, if no limit is set:
+# at this epsilon a guess about a record improves by a factor of at most 22,000.
 ASK_ABOVE = 10.0
-"""Total epsilon of releases on the user's own records above which a command asks for confirmation, if no limit is set:
-at this epsilon a guess about a record improves by a factor of at most 22,000."""
 
 
 def question_above(data: str, *, planned: float, odometer: Odometer, delta: float, is_own: bool) -> str | None:
@@ -301,19 +291,12 @@ def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> li
         epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
         if record.get("data") == data and epsilon is not None and accuracy is not None:
             accuracies.setdefault(record.get("method", ""), []).append((epsilon, accuracy))
-    return [
-        replace(
-            each,
-            measured=tuple(
-                sorted(
-                    accuracy
-                    for epsilon, accuracy in accuracies.get(each.method, ())
-                    if each.epsilon is not None and max(epsilon, each.epsilon) <= _NEAR * min(epsilon, each.epsilon)
-                )
-            ),
-        )
-        for each in found
-    ]
+    filled = []
+    for each in found:
+        own, known = each.epsilon, accuracies.get(each.method, ())
+        near = [] if own is None else [share for other, share in known if max(other, own) <= _NEAR * min(other, own)]
+        filled.append(replace(each, measured=tuple(sorted(near))))
+    return filled
 
 
 def describe(
@@ -444,8 +427,8 @@ def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: 
 
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)
+# Makes the noisy sum over several sites from which a run draws its release.
 Sums = Callable[[RunDirectory, ReleaseLog], base.NoisySum]
-"""Type of a function that makes the noisy sum over several sites from which a run draws its release."""
 
 
 def with_pinned_weights(config: AnyMethod) -> AnyMethod:
@@ -531,12 +514,8 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
     ``architecture``: the layers of the model; None: those of ``student.model``.
     """
     architecture = architecture or config.student_training.model
-    model = build_model(
-        architecture,
-        input_shape=tuple(dataset.public.x.shape[1:]),
-        num_classes=dataset.num_classes,
-        generator_seed=stream_seed(config.seed, Stream.MODEL),
-    )
+    shape, seed = tuple(dataset.public.x.shape[1:]), stream_seed(config.seed, Stream.MODEL)
+    model = build_model(architecture, input_shape=shape, num_classes=dataset.num_classes, generator_seed=seed)
     if config.public_data.pretrain is not None:
         # A stream of its own: later draws are the same with pre-training and without.
         generator = base.torch_generator(config.seed, Stream.PRETRAINING)
@@ -600,8 +579,8 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
     )
 
 
+# Label of the noise in the odometer's row for exact metrics of test records that a hash drew from private ones.
 EXACT_METRICS = "exact metrics of private test records: not private"
-"""Label of the noise in the odometer's row for exact metrics of test records that a hash drew from private ones."""
 _MOST_VALUES = 50_000_000  # 0.4 GB
 _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
 _AT_ONCE = 4096  # pictures
@@ -637,9 +616,8 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
     x_NF, test_MF = rows
     labels_N = private.y.numpy()
     # A sweep measures many models on the same records: it predicts them once.
-    key = hashlib.blake2b(
-        b"|".join(each.tobytes() for each in (np.array(x_NF.shape), x_NF, test_MF, labels_N))
-    ).digest()
+    read = (np.array(x_NF.shape), x_NF, test_MF, labels_N)
+    key = hashlib.blake2b(b"|".join(each.tobytes() for each in read)).digest()
     predicted = _predictions.get(key)
     if predicted is None:
         steps = [sklearn.preprocessing.StandardScaler()]
@@ -729,11 +707,8 @@ def statement_of(
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
         cost = replace(cost, epsilon=max(cost.epsilon, base.price(events, delta=cost.delta).epsilon))
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
-        standing = replace(
-            standing,
-            epsilon=max(standing.epsilon, cost.epsilon),
-            epsilon_adaptive=max(standing.epsilon_adaptive, cost.epsilon),
-        )
+        fixed, adaptive = (max(each, cost.epsilon) for each in (standing.epsilon, standing.epsilon_adaptive))
+        standing = replace(standing, epsilon=fixed, epsilon_adaptive=adaptive)
     if not config.names_earlier:
         standing = None
     known = compared_on(config.data) if "validation" in parts else {}
@@ -1084,9 +1059,9 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
         is_free = labels is not None or not config.is_private or run.released.exists()
         if labels is None:
             if not run.statement.exists():
-                remedy = (
-                    f"delete {run.student} and give the same command again" if is_free else "restore it from a copy"
-                )
+                remedy = "restore it from a copy"
+                if is_free:
+                    remedy = f"delete {run.student} and give the same command again"
                 raise RunDirectoryError(
                     f"{run.statement}: missing, although {run.student} was released with it; {remedy}."
                 )
@@ -1136,16 +1111,16 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         run.without_privacy.unlink(missing_ok=True)  # an earlier version had one of fewer records
     else:
         write_json(run.without_privacy, asdict(baseline), private=True)
-    population = None
+    private = None
     if isinstance(config, ReleasingMethod) and run.released.exists():
-        population = config.private_population(release_log.read_release(run.released)[0], dataset, student)
-        if population is not None:
-            write_json(run.private_population, population.to_json())
+        private = config.private_population(release_log.read_release(run.released)[0], dataset, student)
+        if private is not None:
+            write_json(run.private_population, private.to_json())
     # The run as a row of a comparison; and, not to be published, the same row at the data-dependent privacy cost.
     headline = assessment.headline
-    answered_by_group = None
+    answered_by_group, spending = None, None if labels is None else labels.spending
     # Without `spending`, queries are asked of other groups than those of the records.
-    if labels is not None and labels.spending is not None:
+    if labels is not None and spending is not None:
         counts = np.bincount(labels.labelled.groups, minlength=len(headline.group_names))
         answered_by_group = tuple(counts.tolist())
     stated = ("method", "unit", "relation", "delta")
@@ -1168,11 +1143,5 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         write_json(run.private_record, strict(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
     with opened.reporter.stage("report"):
         write_reports(
-            run,
-            dataset,
-            student,
-            assessment,
-            spending=None if labels is None else labels.spending,
-            private_population=population,
-            without_privacy=baseline,
+            run, dataset, student, assessment, spending=spending, private_population=private, without_privacy=baseline
         )

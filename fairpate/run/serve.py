@@ -102,13 +102,9 @@ def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> F
         (coordinates,) = dataset.public.x.shape[1:]
         features = " × ".join(map(str, dataset.embedding.record_shape))
         record = f"{features} features, seen as {coordinates} coordinates of the public embedding"
+    task, attribute = "" if declared is None else declared.task, dataset.sensitive_attribute
     return Facts(
-        run=run.root.name,
-        method=config.title,
-        data=dataset.name,
-        task="" if declared is None else declared.task,
-        attribute=dataset.sensitive_attribute,
-        record=record,
+        run=run.root.name, method=config.title, data=dataset.name, task=task, attribute=attribute, record=record
     )
 
 
@@ -170,7 +166,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         # Without `take_over`: a service that was taken over must not take its successor over by itself.
         reopen=open_books,
         voters_answer=voters.are_answering,
-        try_vote=lambda: voters.try_vote(public.features[:1]),
+        # Not released, so that it is free and needs no name.
+        try_vote=lambda: voters.ask(public.features[:1], ["no query"]),
         close=voters.close,
         last_backup=lambda: last_backup_s(run),
         facts=public_words(run, config, dataset),
@@ -214,14 +211,9 @@ def serve_aggregator(
             # A ledger in files is on this node's disk, where Ray must start its service again. A node has 1 of this
             # resource; 0.001 leaves room for many services.
             resources = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-        service = start_service(
-            service_name(run),
-            open_backend,
-            (run.root.absolute(), config.model_copy(update={"data": data}), state_folder(), take_over),
-            settings,
-            detached=detach,
-            resources=resources,
-        )
+        arguments = (run.root.absolute(), config.model_copy(update={"data": data}), state_folder(), take_over)
+        name = service_name(run)
+        service = start_service(name, open_backend, arguments, settings, detached=detach, resources=resources)
         say(f"{run.root} is served at {settings.url} (documentation: {settings.url}/docs)")
         write = f"fairpate report {shlex.quote(str(run.root))}"
         say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
@@ -304,10 +296,8 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
         # As Ctrl-C, so that the server finishes its requests.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
-        if settings.tokens.is_empty:
-            say("It needs no token: any client that reaches this address may query it.")
-        else:
-            say("It needs a token, of either role.")
+        open_to_all = "It needs no token: any client that reaches this address may query it."
+        say(open_to_all if settings.tokens.is_empty else "It needs a token, of either role.")
         show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": False}]}, words=""))
         with suppress(KeyboardInterrupt):
             # Ray Serve restarts failed copies.
@@ -540,11 +530,8 @@ def add_anchor(run: RunDirectory, text: str) -> str:
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
     """Write the file ``ledger.json`` of ``run``, which states ``place``: the location of its ledger and that of the
     ledger's anchor, a copy of the last entry elsewhere."""
-    values = {
-        name: str(value)
-        for name, value in dataclasses.asdict(place).items()
-        if value is not None and value != run.ledger
-    }
+    places = dataclasses.asdict(place).items()
+    values = {name: str(value) for name, value in places if value not in (None, run.ledger)}
     context.write_json(run.ledger_place, values, private=True)  # an address may hold a password
 
 
@@ -669,9 +656,9 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
     ``data``: only this data set. OdometerError for a damaged odometer, and if it has no release on ``data``.
     """
     totals = Odometer().totals(delta=delta, data=data)
-    if data is None and not totals:
+    if not totals and data is None:
         return Output(facts={"totals": []}, words="No release is counted yet.")
-    if data is not None and not totals:
+    if not totals:
         raise OdometerError(
             f"--data: no release of {data} was charged; give one of the data sets that `fairpate ledger total` lists."
         )

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS, notion_named
@@ -73,17 +73,12 @@ class Demand:
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon >= 0:
             raise ValueError(f"epsilon: expected a number of at least 0, got {self.epsilon}; give a limit such as 1.0.")
-        for name in ("disparity", "coverage", "accuracy"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name}: expected a share between 0 and 1, got {value}; give a number such as 0.1.")
-        for name, limit in self.fairness.items():
-            if name not in NOTIONS:
-                raise ValueError(f"fairness: {name!r} is not a notion of fairness; give one of {', '.join(NOTIONS)}.")
-            if not 0 <= limit <= 1:
-                raise ValueError(
-                    f"fairness: {name}: expected a limit between 0 and 1, got {limit}; give a limit such as 0.1."
-                )
+        for unknown in self.fairness.keys() - NOTIONS.keys():
+            raise ValueError(f"fairness: {unknown!r} is not a notion of fairness; give one of {', '.join(NOTIONS)}.")
+        shares = {name: getattr(self, name) for name in ("disparity", "coverage", "accuracy")}
+        for name, share in (shares | {f"fairness: {name}": limit for name, limit in self.fairness.items()}).items():
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name}: expected a limit between 0 and 1, got {share}; give a limit such as 0.1.")
         if self.disparity is not None and DEFAULT in self.fairness:
             raise ValueError(
                 f"disparity: limits the same gap as fairness {DEFAULT}, but both were given; leave one of them out."
@@ -165,15 +160,10 @@ class Transfer:
 def offer(point: Point, demand: Demand) -> Offer:
     """Return by how much the configuration ``point`` misses each limit of ``demand``; an undefined value misses its
     limit infinitely far."""
-    # Means may meet a demand that no single seed meets.
-    by_seed = [_missed(_values(point, demand, seed), demand) for seed in range(len(point.seeds))]
     missed = _missed(_values(point, demand), demand)
-    return Offer(
-        point=point,
-        missed=missed,
-        distance=max(missed.values(), default=0.0),
-        seeds_met=sum(not each for each in by_seed),
-    )
+    # Means may meet a demand that no single seed meets.
+    seeds_met = sum(not _missed(_values(point, demand, seed), demand) for seed in range(len(point.seeds)))
+    return Offer(point=point, missed=missed, distance=max(missed.values(), default=0.0), seeds_met=seeds_met)
 
 
 def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, float]:
@@ -321,7 +311,8 @@ class SpecifyAnswer:
         """Return all fields as strict JSON values; infinite and undefined numbers are null."""
         answers = [
             {
-                **_plain_panel(panel),
+                "data": panel.data,
+                **asdict(panel.privacy),
                 "achievable": bool(found.met),
                 "num_configurations": found.num_points,
                 "num_undefined": found.num_undefined,
@@ -335,8 +326,8 @@ class SpecifyAnswer:
         whole = ("num_members", "num_missing", "hypervolume_transferred", "hypervolume_own", "regret_hypervolume")
         transfers = [
             {
-                "source": _plain_panel(source),
-                "target": _plain_panel(target),
+                "source": {"data": source.data, **asdict(source.privacy)},
+                "target": {"data": target.data, **asdict(target.privacy)},
                 "chosen": _plain_offer(moved.chosen),
                 "there": _plain_offer(moved.there),
                 "its_own": None if moved.chosen is None else _plain_offer(moved.best),
@@ -345,20 +336,8 @@ class SpecifyAnswer:
             }
             for (source, target), moved in self.transfers.items()
         ]
-        return strict(
-            {
-                "demand": asdict(self.demand),
-                "frontier": str(self.table),
-                "distance": DISTANCE,
-                "caveat": CAVEAT,
-                "answers": answers,
-                "transfers": transfers,
-            }
-        )
-
-
-def _plain_panel(panel: Panel) -> dict[str, Any]:
-    return {"data": panel.data, **asdict(panel.privacy)}
+        words = {"frontier": str(self.table), "distance": DISTANCE, "caveat": CAVEAT}
+        return strict({"demand": asdict(self.demand), **words, "answers": answers, "transfers": transfers})
 
 
 def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
@@ -482,10 +461,8 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
     """Return the printed form of the answer: for each panel, how many configurations meet the demand, a table of the
     best, and the command that repeats the best of them."""
     notions = answer.demand.notions
-    asked = ", ".join(
-        f"{_limit_name(name)} {'>=' if name in _LEAST else '<='} {limit:g}"
-        for name, limit in answer.demand.limits.items()
-    )
+    limits, signs = answer.demand.limits, {True: ">=", False: "<="}
+    asked = ", ".join(f"{_limit_name(name)} {signs[name in _LEAST]} {limit:g}" for name, limit in limits.items())
     parts: list[Any] = [Text(f"frontier: {answer.table}\nasked: {asked}\n")]
     for panel, found in answer.panels.items():
         parts.append(Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"))
@@ -511,11 +488,11 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
         offers = (found.met or found.nearest)[:_MOST_OFFERS]
         notes = list(dict.fromkeys(note for offer in offers for note in _notes(offer.point)))
         numbers = {note: str(number).translate(_RAISED) for number, note in enumerate(notes, 1)}
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
-        table.add_column("method", no_wrap=True)
         gaps = [in_two_lines(NOTIONS[notion].measure) for notion in notions]
-        for name in ("ε", *gaps, "accuracy %", "coverage %", "seeds" if found.met else "distance"):
-            table.add_column(name, justify="right", no_wrap=True)
+        names = ("ε", *gaps, "accuracy %", "coverage %", "seeds" if found.met else "distance")
+        right = [Column(name, justify="right", no_wrap=True) for name in names]
+        columns = [Column("method", no_wrap=True), *right]
+        table = Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
         for each in offers:
             kept = f"{each.seeds_met} of {len(each.point.seeds)}" if found.met else f"{each.distance:.2f}"
             method = " ".join([each.point.method, *(numbers[note] for note in _notes(each.point))])

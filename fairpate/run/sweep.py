@@ -59,8 +59,8 @@ from fairpate.run.context import RunDirectoryError
 from fairpate.types import RunRecord, UserError, strict
 
 Values = dict[str, Any]
+# Error messages as the keys of a dict, so that each message occurs once, in the order in which it was found.
 Faults = dict[str, None]
-"""Error messages as the keys of a dict, so that each message occurs once, in the order in which it was found."""
 
 # The columns of every notion of fairness: its value and the ends of its interval.
 _FAIRNESS = {
@@ -193,11 +193,8 @@ def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
     may_be_seen = pc.or_(pc.and_not(table["has_guarantee"], is_infinite), unprotected)
     # Two rules: a data-dependent epsilon stays private also where results without a guarantee are published.
     kept = table.filter(pc.and_not(may_be_seen, pc.fill_null(table["epsilon_is_data_dependent"], False)))
-    replaced = {
-        "minutes": pa.nulls(len(kept), pa.float64()),
-        "error": pc.if_else(pc.equal(kept["status"], "failed"), FAILED, ""),
-    }
-    for name, values in replaced.items():
+    causes = pc.if_else(pc.equal(kept["status"], "failed"), FAILED, "")
+    for name, values in {"minutes": pa.nulls(len(kept), pa.float64()), "error": causes}.items():
         kept = kept.set_column(SCHEMA.names.index(name), SCHEMA.field(name), values)
     return kept
 
@@ -279,16 +276,19 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
             schemas[method] = find_method(method)
         except ConfigError as error:
             faults[f"methods.{method}: {str(error).removeprefix('method: ')}"] = None
+    methods_on: dict[str, list[str]] = {data: [] for data in sweep.data_sets}
     for method, listing in sweep.methods.items():
-        for name in listing.data_sets or ():
+        for name in sweep.data_sets if listing.data_sets is None else listing.data_sets:
             if name not in sweep.data_sets:
                 words = f"unknown data set {name}{nearest(name, list(sweep.data_sets))}."
                 faults[f"methods.{method}.data_sets: {words}"] = None
-    faults |= dict.fromkeys(_misplaced(sweep, schemas))
+            else:
+                methods_on[name].append(method)
+    faults |= dict.fromkeys(_misplaced(sweep, schemas, methods_on))
     last = [] if data_dir is None else [_Layer("--data-dir", {"data.data_dir": str(data_dir)})]
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
-        here = {name: schemas[name] for name in _methods_on(sweep, data) if name in schemas}
+        here = {name: schemas[name] for name in methods_on[data] if name in schemas}
         try:
             start = None if part.file is None else merge({"data": {"name": data}}, read_yaml(folder / part.file))
         except ConfigError as error:
@@ -320,10 +320,6 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
     return list(cells.values())
 
 
-def _methods_on(sweep: SweepConfig, data: str) -> list[str]:
-    return [name for name, part in sweep.methods.items() if part.data_sets is None or data in part.data_sets]
-
-
 @dataclass(frozen=True)
 class _Layer:
     """The settings in one section of a sweep (a comparison of methods), by dotted field name. They override those of
@@ -343,15 +339,17 @@ def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[
     return _Layer(f"{place}settings", part.settings), axes
 
 
-def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
+def _misplaced(
+    sweep: SweepConfig, schemas: Mapping[str, type[Method]], methods_on: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
     """Yield an error message for each field that is set in a section of the sweep where it has no effect.
 
     Either the sweep has another field for it (``seeds`` for ``seed``), or its section applies only to methods that do
-    not read it.
+    not read it. ``methods_on``: the methods that run on each data set.
     """
     words = _SET_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
     parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
-    parts += [(f"data_sets.{name}.", part, _methods_on(sweep, name)) for name, part in sweep.data_sets.items()]
+    parts += [(f"data_sets.{name}.", part, methods_on[name]) for name, part in sweep.data_sets.items()]
     parts += [(f"methods.{name}.", part, [name]) for name, part in sweep.methods.items()]
     for place, part, methods in parts:
         reading = [schemas[name] for name in methods if name in schemas]
@@ -381,11 +379,8 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
     # A cell runs in a Ray task: actors of its own would wait for the CPUs that it holds.
     in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, num_cpus=sweep.tasks.torch_threads)
     settings, axes = [_Layer("tasks", {"ray": in_task.model_dump()})], dict[str, list[_Layer]]()
-    for place, part in (
-        ("", sweep),
-        (f"data_sets.{data}.", sweep.data_sets[data]),
-        (f"methods.{method}.", sweep.methods[method]),
-    ):
+    of_data, of_method = sweep.data_sets[data], sweep.methods[method]
+    for place, part in (("", sweep), (f"data_sets.{data}.", of_data), (f"methods.{method}.", of_method)):
         settings_here, own = _layers_of(part, place)
         settings.append(settings_here)
         axes = {axis: kept for axis, kept in axes.items() if not any(overlapping(axis, other) for other in own)} | own
@@ -536,28 +531,18 @@ class SweepFolder:
     publish_unprotected: bool = False
 
     private = PathIn("root", "private")
-    teachers = PathIn("private", "teachers")
-    """Checkpoints of the teachers that several cells of the sweep share."""
-    votes = PathIn("private", "votes")
-    """Teachers' votes that several cells of the sweep share."""
-    parts = PathIn("private", "parts")
-    """The results rows of each finished cell of the sweep, in a file per cell."""
-    failed = PathIn("private", "failed")
-    """The results row, with the cause, of each cell of the sweep that failed, in a file per cell."""
-    results = PathIn("root", "results.parquet")
-    """The results table that may be published."""
-    private_results = PathIn("private", "results.parquet")
-    """The results table that must not be published: all rows, with run times and causes of failures."""
-    report = PathIn("root", "report.html")
-    """The report of the comparison that may be published, as a page."""
-    figures = PathIn("root", "figures")
-    """The figures of the public report as image files."""
-    private_report = PathIn("private", "report.html")
-    """The report of the comparison that must not be published, as a page."""
-    config = PathIn("root", "sweep.yaml")
-    """The configuration of the sweep as it was last requested."""
+    teachers = PathIn("private", "teachers", "Checkpoints of the teachers that several cells of the sweep share.")
+    votes = PathIn("private", "votes", "Teachers' votes that several cells of the sweep share.")
+    parts = PathIn("private", "parts", "The results rows of each finished cell of the sweep, in a file per cell.")
+    failed = PathIn("private", "failed", "The results row, with the cause, of each failed cell, in a file per cell.")
+    results = PathIn("root", "results.parquet", "The results table that may be published.")
+    private_results = PathIn("private", "results.parquet", "The table not to be published: all rows, with causes.")
+    report = PathIn("root", "report.html", "The report of the comparison that may be published, as a page.")
+    figures = PathIn("root", "figures", "The figures of the public report as image files.")
+    private_report = PathIn("private", "report.html", "The report that must not be published, as a page.")
+    config = PathIn("root", "sweep.yaml", "The configuration of the sweep as it was last requested.")
 
-    def run(self, cell: Cell) -> Path:
+    def run(self, cell: Cell | Row) -> Path:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
 
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
@@ -617,19 +602,13 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     return folder
 
 
-def stems(folder: Path) -> set[str]:
-    """Return the digests of the configurations whose rows are stored in ``folder``; they are the stems of the file
-    names."""
-    return {path.name.removesuffix(".parquet") for path in folder.iterdir() if path.suffix == ".parquet"}
-
-
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
     """Return the results rows of those configurations in ``digests`` that have a file in the folder ``parts``, in the
     order of ``digests``.
 
     Rows that the table ``known`` contains are read from this table instead of from their file.
     """
-    there = stems(parts)
+    there = {path.stem for path in parts.glob("*.parquet")}
     wanted = [digest for digest in digests if digest in there]
     found = SCHEMA.empty_table()
     if known is not None and known.exists():

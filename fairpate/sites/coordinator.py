@@ -145,13 +145,9 @@ class CoordinatorSums:
 
     def _machine(self, number: int) -> Coordinator:
         if not 0 <= number < len(self._machines):
-            raise FaultError(
-                404,
-                "number",
-                number,
-                f"Only {len(self._machines)} of {len(self._plan.sums)} sums have begun; give the number of one of "
-                "them, counted from 0, or try later.",
-            )
+            begun = f"{len(self._machines)} of {len(self._plan.sums)} sums"
+            words = f"Only {begun} have begun; give the number of one of them, counted from 0, or try later."
+            raise FaultError(404, "number", number, words)
         return self._machines[number]
 
     def model(self) -> Response:
@@ -165,7 +161,10 @@ class CoordinatorSums:
 
     def done(self, place: int, body: RawBody) -> Response:
         """Accept a site's signed report that it needs nothing more."""
-        self._require_place(place)
+        sites = len(self._plan.sites)
+        if not 0 <= place < sites:
+            words = f"The plan has {sites} sites, numbered from 0; give the number of one of them."
+            raise FaultError(422, "place", place, words)
         try:
             # Signed: a stranger's request must not let the coordinator stop before a site has its sum.
             self._plan.draw(0).verify(place, body, b"", "done")
@@ -176,24 +175,11 @@ class CoordinatorSums:
             self._changed.notify_all()
         return _bytes(b"")
 
-    def _require_place(self, place: int) -> None:
-        if not 0 <= place < len(self._plan.sites):
-            raise FaultError(
-                422,
-                "place",
-                place,
-                f"The plan has {len(self._plan.sites)} sites, numbered from 0; give the number of one of them.",
-            )
-
     def _refuse_if_ended(self, machine: Coordinator | None = None) -> None:
         # A sum that is known stays available after the end: sites may still fetch it.
         if (reason := self._journal.get(ENDED)) is not None and (machine is None or machine.total_D is None):
-            raise FaultError(
-                410,
-                "plan",
-                reason.decode(),
-                "The plan has ended, and what was charged stays charged; make a new plan to try again.",
-            )
+            words = "The plan has ended, and what was charged stays charged; make a new plan to try again."
+            raise FaultError(410, "plan", reason.decode(), words)
 
     def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
         """Accept the message that site ``place`` sends in sum ``number`` for the protocol's ``step`` (`hello`,
@@ -203,10 +189,10 @@ class CoordinatorSums:
             raise FaultError(
                 404, "step", step, f"Expected a step of the protocol: {', '.join(STEPS)}; give one of these."
             )
-        self._require_place(place)
         with self._changed:
             self._refuse_if_ended(machine)
             try:
+                # This checks ``place`` too.
                 machine.receive(step, place, body)
             # 409 for a late site, which then only waits for the sum; 422 for a message that no honest site sends.
             except SumError as error:

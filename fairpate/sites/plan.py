@@ -90,14 +90,13 @@ class SitePlan:
 
     def __post_init__(self) -> None:
         whole = (self.may_vanish, self.may_collude, *(n for each in self.sums for n in (each.rows, each.columns)))
-        if not self.sums or not self.events or not all(type(number) is int for number in whole):
+        is_usable = bool(self.sums and self.events) and all(type(number) is int for number in whole)
+        for each in self.sums:
+            is_usable = is_usable and math.isfinite(each.noise_stddev) and min(each.rows, each.columns) > 0
+        if not is_usable:
             raise PlanError(
-                "sums: the plan has none, or their sizes are not integers; make a plan with `fairpate site plan`."
-            )
-        if not all(math.isfinite(each.noise_stddev) and min(each.rows, each.columns) > 0 for each in self.sums):
-            raise PlanError(
-                "sums: expected finite noise and at least one row and column in each; get the plan from its author "
-                "again."
+                "sums: the plan has none, their sizes are not integers above 0, or they lack finite noise; get the "
+                "plan from its author again, who makes it with `fairpate site plan`."
             )
         if not all(_NAME.fullmatch(name) for name in self.sites):
             raise PlanError(
@@ -166,9 +165,8 @@ class SitePlan:
             if public_keys(text, f"sites.{name}") == key.public:
                 return place
         raise PlanError(
-            f"key: the key does not belong to a site of the plan ({', '.join(self.sites)}); give the key "
-            "whose public part you "
-            "sent to the plan's author."
+            f"key: the key does not belong to a site of the plan ({', '.join(self.sites)}); give the key whose public "
+            "part you sent to the plan's author."
         )
 
     @property
@@ -240,10 +238,10 @@ def read_key(path: Path) -> SiteKey:
                 f"{path}: other users may read this key file; restrict it with chmod 600, or make another key."
             )
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
+        if len(secret) != 32:
+            raise ValueError(f"expected 32 bytes, got {len(secret)}")  # noqa: TRY301 - reworded below
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: not a key ({error}); make one with `fairpate site key`.") from error
-    if len(secret) != 32:
-        raise PlanError(f"{path}: not a key (expected 32 bytes, got {len(secret)}); make one with `fairpate site key`.")
     return SiteKey(secret)
 
 
@@ -513,12 +511,10 @@ class Journal:
         try:
             return self.database.execute(command, values).fetchall()
         except sqlite3.Error as error:
+            words = (
+                f"the journal cannot be read and written ({error}); free space or restore the rights to it, and give "
+                "the same command again."
+            )
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-                raise JournalError(
-                    f"{self.path}: another process uses this journal; wait until that process ends."
-                ) from error
-            raise JournalError(
-                f"{self.path}: the journal cannot be read and written ({error}); free space or restore the "
-                "rights to it, "
-                "and give the same command again."
-            ) from error
+                words = "another process uses this journal; wait until that process ends."
+            raise JournalError(f"{self.path}: {words}") from error

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -44,17 +44,13 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, discrete_
 from fairpate.types import IntArray, UserError
 
 Step = Literal["hello", "masked", "agreed", "shares"]
-STEPS: tuple[Step, ...] = ("hello", "masked", "agreed", "shares")
-"""The messages that a site sends, in this order."""
+STEPS: tuple[Step, ...] = get_args(Step)  # the messages that a site sends, in this order
+# The key in a site's store of the reason why the sum ended; stored when its secrets are erased.
 ENDED = "ended"
-"""The key in a site's store of the reason why the sum ended; stored when its secrets are erased."""
 Words = npt.NDArray[np.uint64]
+# The least standard deviation of a site's noise. The sum of such discrete Gaussians is a discrete Gaussian of their
+# summed variance up to a factor within 1e-35 of 1 (Kairouz, Liu and Steinke 2021): less than any accountant resolves.
 LEAST_STDDEV = 3.0
-"""The least standard deviation of a site's noise.
-
-The sum of such discrete Gaussians is a discrete Gaussian of their summed variance up to a factor within 1e-35 of 1
-(Kairouz, Liu and Steinke 2021): less than any accountant resolves.
-"""
 _MOST_STDDEV = 2.0**52
 # The plan keeps every total below this, so that the sum modulo 2^64, read with its sign, is the sum itself.
 _LARGEST = 2**62
@@ -118,15 +114,13 @@ class SiteKey:
 
     def __init__(self, secret: bytes) -> None:
         # One secret in the file, two independent keys: a key that signs must not also agree on secrets.
-        self._signing = Ed25519PrivateKey.from_private_bytes(_derived(secret, b"signing"))
+        signing = Ed25519PrivateKey.from_private_bytes(_derived(secret, b"signing"))
         self.sealing = X25519PrivateKey.from_private_bytes(_derived(secret, b"sealing"))
         self.public = PublicKeys(
-            signing=self._signing.public_key().public_bytes_raw(), sealing=self.sealing.public_key().public_bytes_raw()
+            signing=signing.public_key().public_bytes_raw(), sealing=self.sealing.public_key().public_bytes_raw()
         )
-
-    def sign(self, text: bytes) -> bytes:
-        """Return this site's signature of ``text``; equal texts have equal signatures."""
-        return self._signing.sign(text)
+        # Returns this site's signature of a text; equal texts have equal signatures.
+        self.sign = signing.sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +197,9 @@ class Draw:
     def tag(self, purpose: str, *places: int) -> bytes:
         """Return a hash of plan, sum, ``purpose`` and the sites in ``places``. It is part of each signature and
         of each key derived for a sum, so that none of them is valid for another use."""
-        return _tag(self.plan, self.number, purpose, places)
+        # ``repr`` separates the parts: no two purposes give the same bytes.
+        parts = ("fairpate.sites/1", self.plan.hex(), self.number, purpose, places)
+        return hashlib.sha256(repr(parts).encode()).digest()
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
         """Raise SumError unless ``signature`` is site ``place``'s signature of ``text`` for the step ``purpose``. In
@@ -532,17 +528,16 @@ class Coordinator:
             "hello": _HEAD + _SEALED * len(draw.sites),
             "masked": 8 * draw.size + _SIGNATURE,
             "agreed": _SIGNATURE,
-            "shares": _SHARE * (0 if step == "hello" else len(self._heads)) + _SIGNATURE,
+            "shares": _SHARE * len(self._heads) + _SIGNATURE,
         }
         if len(message) != lengths[step]:
             raise SumError(
-                f"Site {place}: expected {lengths[step]} bytes in '{step}', got {len(message)}; use the same "
-                "version of "
-                "fairpate as the coordinator."
+                f"Site {place}: expected {lengths[step]} bytes in '{step}', got {len(message)}; use the same version "
+                "of fairpate as the coordinator."
             )
         body, signature = message[:-_SIGNATURE], message[-_SIGNATURE:]
-        # The head alone is signed, as only the head goes to all sites; it has the hash of the shares.
         if step == "hello":
+            # The head alone is signed, as only the head goes to all sites; it has the hash of the shares.
             head = message[:_HEAD]
             draw.verify(place, head[-_SIGNATURE:], head[:-_SIGNATURE], step)
             if hashlib.sha256(message[_HEAD:]).digest() != message[32 + _HASH : 32 + 2 * _HASH]:
@@ -550,10 +545,9 @@ class Coordinator:
                     f"Site {place}: the shares in its message '{step}' do not match its signature; let it join again."
                 )
         elif step == "masked":
-            text = draw.digest(self._heads) + hashlib.sha256(body).digest()
-            draw.verify(place, signature, text, step)
+            draw.verify(place, signature, draw.digest(self._heads) + hashlib.sha256(body).digest(), step)
         else:
-            draw.verify(place, signature, self._survivors_digest + body, step)
+            draw.verify(place, signature, draw.digest(self._heads, self._store.get("survivors")) + body, step)
 
     @property
     def _heads(self) -> dict[int, bytes]:
@@ -566,12 +560,6 @@ class Coordinator:
     def _survivors(self) -> dict[int, bytes]:
         survivors = self._store.get("survivors")
         return {} if survivors is None else self._draw.parts(survivors, _HASH + _SIGNATURE)
-
-    @cached_property
-    def _survivors_digest(self) -> bytes:
-        """The digest of the list of survivors, which each survivor signs. It is computed once, because the list is
-        closed before the first survivor signs."""
-        return self._draw.digest(self._heads, self._store.get("survivors"))
 
     def _unmasked(self) -> IntArray | None:
         """Return the noisy sum (D,) without masks; None if wrong shares prevent the reconstruction of a site's
@@ -637,12 +625,6 @@ def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:
 
 # Only tests whether the other side's key can be used; no secret depends on this one.
 _PROBE = X25519PrivateKey.from_private_bytes(bytes(range(32)))
-
-
-@lru_cache(maxsize=2**12)
-def _tag(plan: bytes, number: int, purpose: str, places: tuple[int, ...]) -> bytes:
-    # ``repr`` separates the parts: no two purposes give the same bytes.
-    return hashlib.sha256(repr(("fairpate.sites/1", plan.hex(), number, purpose, places)).encode()).digest()
 
 
 def _derived(secret: bytes, purpose: bytes) -> bytes:

@@ -81,13 +81,13 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
     codebook = CODEBOOKS / f"{data.name}.yaml"
     path = data.declaration.path if data.declaration else codebook
     if path.is_file():
-        rows, declared = _rows(data, path)
+        rows, declared, of_person = _rows(data, path)
     elif by is None:
-        rows, declared = _vectors(load_data(data))
+        (rows, declared), of_person = _vectors(load_data(data)), ""
     else:
         raise ConfigError(f"--by: {data.name} are pictures, which have no columns; leave --by out.")
     order = np.random.default_rng(data.seed)
-    site_N = _dealt(rows["private"], declared, order, sites=sites, by=by)
+    site_N = _dealt(rows["private"], of_person, order, sites=sites, by=by)
     # The plan's settings are computed from this public number, by site, and not from the records.
     declared |= {"files": {part: f"{part}.parquet" for part in _PARTS}, "rows": max(1, len(site_N) // sites)}
     for number, party in enumerate([folder / "coordinator", *site_folders(folder, sites)], start=-1):
@@ -100,9 +100,10 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
     return tuple(np.bincount(site_N, minlength=sites).tolist())
 
 
-def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, Any], str]:
     """Read the table that the YAML declaration ``path`` describes. Return its rows as text, by part of the data set
-    (such as the test records), and the declaration without its fields about files."""
+    (such as the test records), the declaration without its fields about files, and the name of the column of person
+    ids, empty for a table without them."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
     # Read all columns: records may be dealt by one that is not a feature.
@@ -116,10 +117,10 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
         found.setdefault(part, []).append(rows)
     rows_of_part = {part: pa.concat_tables(tables, promote_options="default") for part, tables in found.items()}
     pooled = rows_of_part.pop("records", None)
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    person = table.person.column if table.person else ""
     if pooled is not None:
         unit_N = np.arange(len(pooled))
-        if person := _person_column(values):
+        if person:
             unit_N = np.unique(np.array(text_of(pooled[person]).to_pylist(), dtype=str), return_inverse=True)[1]
         # Another stream than that which later deals the private records to sites.
         drawn = np.random.default_rng([data.seed, 1]).permutation(unit_N.max(initial=-1) + 1)
@@ -133,17 +134,11 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
                 size = np.searchsorted(rank_N[free], rank_N[free[:size][-1]], side="right") if size else 0
                 rows_of_part[part], free = pooled.take(free[:size]), free[size:]
         rows_of_part["private"] = pooled.take(free)
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
     declared = {name: value for name, value in values.items() if name not in _OF_FILES}
     if "when" not in json.dumps(declared):
         declared.pop("options", None)  # options that only choose files
-    return rows_of_part, declared | {"name": f"{data.name}_sites"}
-
-
-def _person_column(declared: Mapping[str, Any]) -> str:
-    """Return the name of the column of person ids in ``declared``, the description of a table; empty for a table
-    without person ids."""
-    person = declared.get("person")
-    return (person["column"] if isinstance(person, Mapping) else person) or ""
+    return rows_of_part, declared | {"name": f"{data.name}_sites"}, person
 
 
 def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
@@ -172,12 +167,9 @@ def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
     return rows, declared
 
 
-def _dealt(
-    private: pa.Table, declared: Mapping[str, Any], order: np.random.Generator, *, sites: int, by: str | None
-) -> IntArray:
-    """Return for each record of the table ``private`` the index of the site to which it goes. ``by`` as in
-    :func:`deal`."""
-    of_person = _person_column(declared)
+def _dealt(private: pa.Table, of_person: str, order: np.random.Generator, *, sites: int, by: str | None) -> IntArray:
+    """Return for each record of the table ``private`` the index of the site to which it goes. ``of_person``: the column
+    of person ids; ``by`` as in :func:`deal`."""
     column, _, length = (by or "").partition(":")
     column = column or of_person
     if not column:

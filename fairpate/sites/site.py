@@ -59,8 +59,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _TIMEOUT_S = 60.0
 _PATIENCE_S = 2.0  # without a word about waiting
 _LEAVES_S = 30.0  # a process that closed its end of a pipe
+# An environment variable that names a lock file: only one of the processes that compute tables works at a time.
 TURN = "FAIRPATE_TURN"
-"""An environment variable that names a lock file: only one of the processes that compute tables works at a time."""
 _HERE = ("localhost", "127.0.0.1", "::1")
 List = Literal["members", "survivors", "agreement", "sum"]
 
@@ -120,14 +120,18 @@ class CoordinatorClient:
                     return reply.content
                 if reply.status_code == 409:
                     return None
+                try:
+                    words = "; ".join(f"{each['value']}: {each['remedy']}" for each in reply.json()["errors"])
+                except (ValueError, KeyError, TypeError):
+                    words = f"status {reply.status_code}"
                 if reply.status_code == 410:
                     raise PlanEndedError(
-                        f"The coordinator ended the plan; ask its author for a new plan. Cause: {_words(reply)}"
+                        f"The coordinator ended the plan; ask its author for a new plan. Cause: {words}"
                     )
                 # Not there yet, busy, or failing for a while: everything else is wrong for good.
                 if reply.status_code not in (202, 429) and reply.status_code < 500:
                     raise CoordinatorError(
-                        f"{path}: the coordinator refused this request ({_words(reply)}); correct its cause, then "
+                        f"{path}: the coordinator refused this request ({words}); correct its cause, then "
                         "give the command again."
                     )
                 reason = "waits for other sites" if reply.status_code == 202 else f"answers {reply.status_code}"
@@ -143,13 +147,6 @@ class CoordinatorClient:
 class PlanEndedError(CoordinatorError):
     """The coordinator gave up the release over sites before all noisy sums were known. Costs that a site was charged
     stay charged."""
-
-
-def _words(reply: httpx.Response) -> str:
-    try:
-        return "; ".join(f"{each['value']}: {each['remedy']}" for each in reply.json()["errors"])
-    except (ValueError, KeyError, TypeError):
-        return f"status {reply.status_code}"
 
 
 class Messenger:
@@ -172,17 +169,15 @@ class Messenger:
         source: NoiseSource | None = None,
     ) -> None:
         self._plan, self._key, self._place, self._client = plan, key, plan.place_of(key), client
-        self._agree, self._reporter, self._source = agree, reporter or Reporter(quiet=True), source
+        # Shows the operator a text (what leaves the site, and its cost), and returns whether the operator agrees.
+        self.agree = agree
+        self._reporter, self._source = reporter or Reporter(quiet=True), source
         # Holds the journal.
         self._opened, self._model = ExitStack(), b""
         self.close = self._opened.close
         self.has_agreed = self._has_begun = False
-
-    def agree(self, offer: str) -> bool:
-        """Show the text ``offer`` (what leaves the site, and its cost) to the operator, and return whether the operator
-        agrees."""
-        self.has_agreed = self._agree(offer)
-        return self.has_agreed
+        # Whether the plan's cost is charged to the site's odometer, the total cost of all its releases.
+        self.is_charged = False
 
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
         """Open the site's journal in the file ``path``; return whether an earlier process began to charge the
@@ -197,6 +192,7 @@ class Messenger:
             self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
         self._begun, self._charge, self._number = begun, charge, 0
         self._require_own_journal()
+        self.is_charged = self._journal.get("charged") is not None
         # Its release is of one set of records, also where the site was stopped between two sums.
         if self._journal.setdefault("records", records) != records:
             raise SumError(
@@ -211,10 +207,6 @@ class Messenger:
         if what == "sum":
             return self._journal.get(f"total {len(self._plan.sums) - 1 if about else self._number}") is None
         return what == "model" and not self._model
-
-    def is_charged(self) -> bool:
-        """Return whether the plan's cost is charged to the site's odometer, the total cost of all its releases."""
-        return self._journal.get("charged") is not None
 
     def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Add up this site's table ``exact_RW`` and the tables of all other sites; return the noisy sum.
@@ -280,7 +272,7 @@ class Messenger:
         site = Site(draw, self._place, self._key, self._journal.part(f"sum {number}"))
         # Counted durably, and within the site's limit, before its first message leaves. After a stop between the lines
         # the charge replaces its own row, by the id that the folder keeps once a charge has begun.
-        if self._journal.get("charged") is None:
+        if not self.is_charged:
             own = self._journal.setdefault("id", secrets.token_bytes(16))
             # Next to the odometer, which outlasts this folder. Durable before anything is sent, and seen by others
             # before this site looks for theirs: of two folders at once, none continues.
@@ -291,6 +283,7 @@ class Messenger:
             self._journal.setdefault("charging", b"yes")
             self._charge()
             self._journal.setdefault("charged", b"yes")
+            self.is_charged = True
 
         def send(step: Step, message: bytes) -> None:
             self._client.request(f"/v1/sums/{number}/{step}/{self._place}", message)
@@ -410,15 +403,11 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
             raise values
         return asked, values, named
 
-    def end() -> None:
-        # With all that it did on the disk: it has asked, and waits.
-        process.kill()
-        process.join()
-
     def charge() -> None:
         pipe.send("charge")
         receive()
-        end()
+        process.kill()  # with all that it did on the disk: it has asked, and waits
+        process.join()
 
     while True:
         asked, values, named = receive()
@@ -427,9 +416,12 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
         if asked == "begin":
             named["charge"] = charge
         waits = messenger.waits_for(asked, named.get("about", b""))
-        if waits and messenger.is_charged():
-            end()
+        if waits and messenger.is_charged:
+            process.kill()
+            process.join()
         answer = getattr(messenger, asked)(*values, **named)
+        if asked == "agree":
+            messenger.has_agreed = answer
         if waits:
             return []
         pipe.send(answer)

@@ -86,7 +86,7 @@ def test_a_database_that_stopped_is_seen_at_once_and_its_return_too(own_server, 
         assert http.get("/v1/budget").json()["queries_submitted"] == 11
 
 
-@pytest.mark.parametrize("query_hangs", [False, True])
+@pytest.mark.parametrize("query_hangs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_database_that_hangs_is_seen_in_two_seconds_and_nothing_else_waits_for_it(own_server, query_hangs):
     with served(own_server.url(f"paused-{query_hangs}"), interval_s=0.2) as http, contextlib.ExitStack() as ending:
         own_server.pause()
@@ -132,6 +132,7 @@ Ledger(sys.argv[1], TERMS, create=False, take_over=True).close()
 """
 
 
+@pytest.mark.slow
 def test_a_deposed_writer_does_not_come_back_by_itself(own_server):
     """Its successor, another process, is gone again: who writes next is the operator's choice."""
     place = own_server.url("returning")

@@ -73,6 +73,7 @@ def test_what_a_record_becomes_is_its_own_affair(kind, digits):
     assert len(embedding(private[:0])) == 0
 
 
+@pytest.mark.usefixtures("few_pixels")
 def test_private_records_do_not_enter_what_is_fitted(digits):
     config = EmbeddingConfig()
     whole = embedded(digits, config)

@@ -67,11 +67,11 @@ def test_a_record_is_described_by_itself_alone(pictures: torch.Tensor) -> None:
 @pytest.mark.parametrize("side", [8, 17, 28])
 def test_its_place_among_others_and_the_threads_do_not_move_a_digit(side: int, one_thread_again: None) -> None:
     generator = torch.Generator().manual_seed(1)
-    pictures = torch.randint(0, 256, (301, 2, side, side), dtype=torch.uint8, generator=generator)
-    order = torch.randperm(301, generator=generator)
-    some = torch.arange(0, 301, 5)
+    pictures = torch.randint(0, 256, (101, 2, side, side), dtype=torch.uint8, generator=generator)
+    order = torch.randperm(101, generator=generator)
+    some = torch.arange(0, 101, 5)
     alone = torch.cat([oriented_gradients(pictures[row][None]) for row in some])
-    for threads in (1, 2, 3, 5):
+    for threads in (1, 3):
         torch.set_num_threads(threads)
         together = oriented_gradients(pictures[order])
         assert torch.equal(together[order.argsort()][some], alone)

@@ -47,6 +47,7 @@ def test_adult_by_sex(data_dir: Path) -> None:
     assert train == [[9592, 1179], [15_128, 6662]]
 
 
+@pytest.mark.slow
 def test_adult_pooled_by_race_with_the_group_as_a_feature(data_dir: Path) -> None:
     dataset = load("adult", data_dir, sensitive="race", split="pooled", sensitive_as_feature=True)
     assert sum(map(sum, counts_of(dataset))) == 48_842
@@ -62,7 +63,9 @@ def test_credit_default(data_dir: Path) -> None:
     assert "credit-17" in {name for split in dataset.splits.values() for name in split.record_id}
 
 
-@pytest.mark.parametrize(("file", "rows", "yes"), [("additional", 41_188, 4640), ("full", 45_211, 5289)])
+@pytest.mark.parametrize(
+    ("file", "rows", "yes"), [pytest.param("additional", 41_188, 4640, marks=pytest.mark.slow), ("full", 45_211, 5289)]
+)
 def test_bank_by_age(file: str, rows: int, yes: int, data_dir: Path) -> None:
     counts = counts_of(dataset := load("bank", data_dir, file=file))
     assert sum(map(sum, counts)) == rows
@@ -70,6 +73,7 @@ def test_bank_by_age(file: str, rows: int, yes: int, data_dir: Path) -> None:
     assert not {"age", "duration"} & set(dataset.feature_names)
 
 
+@pytest.mark.slow
 def test_bank_by_marital_status(data_dir: Path) -> None:
     dataset = load("bank", data_dir, sensitive="marital", duration_as_feature=True)
     assert [sum(row) for row in counts_of(dataset)] == [24_928, 11_568, 4612]

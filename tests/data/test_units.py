@@ -90,7 +90,7 @@ FOLKTABLES = {
 }  # fmt: skip
 POOLED = {"split": "pooled"}
 # By one attribute and by two, a name that is computed from columns, and another publisher.
-QUICK = ("adult by sex", "adult, sex seen", "heart", "acs by race")
+QUICK = ("adult by sex", "heart")
 LAYOUTS = {
     "adult by sex": Layout(
         path="adult/adult.data", row=ADULT, varied="age", variants=("20", "30"), attribute="sex",

@@ -158,7 +158,17 @@ def test_what_is_quoted_of_another_page_stands_there() -> None:
         assert not NUMBER.search(words) or words.strip("*") in page, words
 
 
-@pytest.mark.parametrize("name", sorted({Path(file).stem for _, file, _, _ in quotations()}))
+LARGE = ("fairface", "utkface", "table1_utkface", "mean_parity", "mean_parity_epsilon", "fermi_attribute_parity")
+LARGE += ("fermi_parity", "fermi_odds", "fermi_parity_epsilon")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE))
+        for name in sorted({Path(file).stem for _, file, _, _ in quotations()})
+    ],
+)
 def test_every_cell_that_is_quoted_is_there_or_is_one_of_its_sweep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, known = ROOT / "configs" / "paper" / f"{name}.yaml", set(measured.read(name))
     if path.exists():

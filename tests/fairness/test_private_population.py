@@ -126,7 +126,7 @@ def simulated(seed: int, *, claimed: float = 1.0, stddev: float = 45.0) -> list[
     ("claimed", "fits"), [(1.0, True), (2 / 3, False), pytest.param(3 / 2, False, marks=pytest.mark.slow)]
 )
 def test_intervals_hold_as_often_as_they_say_and_only_for_the_noise_that_was_added(claimed: float, fits: bool) -> None:
-    runs = [simulated(seed, claimed=claimed) for seed in range(60)]
+    runs = [simulated(seed, claimed=claimed) for seed in range(40)]
     held = np.array([[found.low <= true <= found.high for true, found in run] for run in runs])
     of_rates, of_gaps = held[:, :-4], held[:, -4:]
     assert (0.93 < of_rates.mean() < 0.97) == fits
@@ -163,7 +163,7 @@ def test_what_learned_from_the_noise_that_is_used_looks_better_than_it_is() -> N
     label = generator(3).integers(0, 2, 4000)
     stddev = 20.0
     own, apart = [], []
-    for seed in range(15):
+    for seed in range(8):
         table = counted(group, label, cell, width=40) + np.rint(generator(seed).normal(scale=stddev, size=(2, 2, 40)))
         taught, kept = thinned(table.astype(np.int64), stddev=stddev, generator=generator(seed + 100))
         for learned, used, noise, accuracies in ((table, table, 1.0, own), (taught, kept, KEPT_NOISE, apart)):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from exact_rates import exact_values, histogram_of
 from fairlearn.metrics import demographic_parity_difference, equalized_odds_difference
 from sklearn.metrics import precision_score, recall_score
 
@@ -40,15 +41,15 @@ def all_named(**changed: Any) -> list[RateConstraints]:
 
 
 def largest(constraints: RateConstraints, predictions: npt.NDArray[Any], labels: Any, groups: Any) -> float:
-    return max(constraints.evaluate(predictions, labels, groups).values())
+    return max(exact_values(constraints, predictions, labels, groups).values())
 
 
 def test_a_histogram_counts_every_cell_and_a_record_moves_it_by_one() -> None:
     for constraints in all_named():
         cells = constraints.partition.cells(LABELS, GROUPS)
-        histogram = constraints.histogram(SOFT, cells)
+        histogram = histogram_of(constraints, SOFT, cells)
         np.testing.assert_allclose(histogram.sum(axis=1), np.bincount(cells, minlength=len(histogram)))
-        without = constraints.histogram(SOFT[1:], cells[1:])
+        without = histogram_of(constraints, SOFT[1:], cells[1:])
         assert np.abs(histogram - without).sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -94,9 +95,13 @@ def test_error_rates_are_scikit_learns(label: int) -> None:
 
 def test_without_a_label_there_is_one_constraint_per_class() -> None:
     for name in ("false_negative_rate", "false_positive_rate", "false_discovery_rate"):
-        every = named_constraints(name, num_classes=NUM_CLASSES, bound=0.2, label=None).evaluate(SOFT, LABELS, GROUPS)
+        every = exact_values(
+            named_constraints(name, num_classes=NUM_CLASSES, bound=0.2, label=None), SOFT, LABELS, GROUPS
+        )
         single = [named_constraints(name, num_classes=NUM_CLASSES, bound=0.2, label=c) for c in range(NUM_CLASSES)]
-        assert every == {name: value for each in single for name, value in each.evaluate(SOFT, LABELS, GROUPS).items()}
+        assert every == {
+            name: value for each in single for name, value in exact_values(each, SOFT, LABELS, GROUPS).items()
+        }
 
 
 def test_prices_and_values_are_those_of_the_definition() -> None:
@@ -104,7 +109,7 @@ def test_prices_and_values_are_those_of_the_definition() -> None:
     floor, num_records = 45.0, 250.0
     for constraints in all_named():
         cells = constraints.partition.cells(LABELS, GROUPS)
-        noisy = constraints.histogram(SOFT, cells) + GENERATOR.laplace(scale=5, size=(cells.max() + 1, NUM_CLASSES))
+        noisy = histogram_of(constraints, SOFT, cells) + GENERATOR.laplace(scale=5, size=(cells.max() + 1, NUM_CLASSES))
         multipliers = GENERATOR.uniform(size=len(constraints.constraints))
         values = np.zeros(len(multipliers))
         prices = np.zeros_like(noisy)
@@ -125,8 +130,8 @@ def test_an_exact_histogram_above_the_floor_gives_the_exact_values() -> None:
     for constraints in all_named():
         cells = constraints.partition.cells(LABELS, GROUPS)
         pricer = Pricer(constraints, size_floor=1.0, num_records=NUM_RECORDS)
-        values, _ = pricer(constraints.histogram(SOFT, cells), np.zeros(len(constraints.constraints)))
-        np.testing.assert_allclose(values, list(constraints.evaluate(SOFT, LABELS, GROUPS).values()))
+        values, _ = pricer(histogram_of(constraints, SOFT, cells), np.zeros(len(constraints.constraints)))
+        np.testing.assert_allclose(values, list(exact_values(constraints, SOFT, LABELS, GROUPS).values()))
 
 
 def test_a_constraint_of_ones_own() -> None:
@@ -138,15 +143,15 @@ def test_a_constraint_of_ones_own() -> None:
         constraints=(RateConstraint(name="half as often", terms=terms, bound=0.0),),
     )
     expected = 0.5 * SOFT[GROUPS == 3, 2].mean() - SOFT[GROUPS == 0, 2].mean()
-    assert own.evaluate(SOFT, LABELS, GROUPS) == {"half as often": pytest.approx(expected)}
+    assert exact_values(own, SOFT, LABELS, GROUPS) == {"half as often": pytest.approx(expected)}
 
 
 def test_combined_constraints_are_their_parts() -> None:
     parts = all_named()
     together = combined(*parts)
     assert together.partition == Partition(num_labels=NUM_CLASSES, num_groups=NUM_GROUPS)
-    expected = [value for part in parts for value in part.evaluate(SOFT, LABELS, GROUPS).values()]
-    np.testing.assert_allclose(list(together.evaluate(SOFT, LABELS, GROUPS).values()), expected)
+    expected = [value for part in parts for value in exact_values(part, SOFT, LABELS, GROUPS).values()]
+    np.testing.assert_allclose(list(exact_values(together, SOFT, LABELS, GROUPS).values()), expected)
     assert combined(parts[0]) == parts[0]
 
 
@@ -154,9 +159,9 @@ def test_a_rate_of_nobody_is_undefined_and_one_below_the_floor_is_named() -> Non
     constraints = named_constraints("demographic_parity", num_groups=3, num_classes=2, bound=0.1)
     probabilities = np.full((100, 2), 0.5)
     groups = np.arange(100) % 2
-    values = constraints.evaluate(probabilities, groups, groups)
+    values = exact_values(constraints, probabilities, groups, groups)
     assert [np.isnan(value) for value in values.values()] == [False] * 4 + [True] * 2
-    histogram = constraints.histogram(probabilities, groups)
+    histogram = histogram_of(constraints, probabilities, groups)
     assert constraints.floored(histogram, size_floor=5) == constraints.names[4:]
     assert constraints.floored(histogram[:, ::-1] + 2, size_floor=3.9) == ()
     discoveries = named_constraints("false_discovery_rate", num_classes=2, bound=0.1)
@@ -173,7 +178,7 @@ CONSTRAINT = RateConstraint(name="mine", terms=(TERM,), bound=0.1)
     [
         (replace(CONSTRAINT, terms=()), "terms and a finite bound"),
         (replace(CONSTRAINT, bound=float("nan")), "terms and a finite bound"),
-        (replace(CONSTRAINT, terms=(replace(TERM, cells=()),)), "'mine' rests on an empty union of cells"),
+        (replace(CONSTRAINT, terms=(replace(TERM, cells=()),)), "one or more cells below 2 in constraint 'mine'"),
         (replace(CONSTRAINT, terms=(replace(TERM, cells=(2,)),)), "cells below 2 in constraint 'mine'"),
         (replace(CONSTRAINT, terms=(replace(TERM, weights=(1.0,)),)), "2 finite weights in constraint 'mine'"),
         (replace(CONSTRAINT, bound=-0.1), "'mine' cannot be kept: no predictions bring it below 0"),
@@ -202,7 +207,7 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         named_constraints("parity", num_classes=2, num_groups=2, bound=0.1)
     with pytest.raises(ValueError, match="groups_N to hold integers from 0 to 1"):
         PARTITION.cells(LABELS, GROUPS)
-    with pytest.raises(ValueError, match="num_labels and num_groups from 1"):
+    with pytest.raises(ValueError, match="num_labels"):
         Partition(num_labels=0)
     with pytest.raises(ValueError, match="group below 2, got label 0 and group 2"):
         PARTITION.cell(group=2)

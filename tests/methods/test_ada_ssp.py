@@ -157,7 +157,7 @@ def digits() -> Dataset:
 
 
 def measured(dataset: Dataset, tmp_path: Path) -> dict[str, np.ndarray]:
-    method = configured({"target": {"epsilon": 8.0}, "noise": "seeded"}, method="ada_ssp")
+    method = configured({"target": {"epsilon": 1.0}, "noise": "seeded"}, method="ada_ssp")
     reporter = Reporter(quiet=True)
     training = Training(dataset=dataset, model=None, run=RunDirectory(root=tmp_path), reporter=reporter, seed=0)
     return method.measure(training).arrays
@@ -180,7 +180,7 @@ def test_noises_are_those_of_the_events(digits: Dataset, tmp_path: Path) -> None
     arrays = measured(digits, tmp_path)
     ballot = WeightedBallot.of(digits, AdaSsp().ada_ssp.embedding)
     phi, labels = ballot.votes(digits.private.x), digits.private.y.numpy()
-    sums, moments, _ = configured({"target": {"epsilon": 8.0}}, method="ada_ssp").events()
+    sums, moments, _ = configured({"target": {"epsilon": 1.0}}, method="ada_ssp").events()
     in_sums = (arrays["sums_CW"] - np.eye(10, dtype=np.int64)[labels].T @ phi) / sums.noise_stddev_votes
     in_moments = (arrays["moments_WW"] - phi.T @ phi) / moments.noise_stddev_votes
     assert 0.7 < in_sums.std() < 1.4

@@ -119,7 +119,7 @@ def test_the_limit_holds_on_the_records_and_loss_falls_as_it_is_lifted(num_group
     assert all(np.diff(losses) < 0)
 
 
-@pytest.mark.parametrize("num_groups", [2, 3])
+@pytest.mark.parametrize("num_groups", quick_and_slow([2, 3], [3]))
 @pytest.mark.parametrize("limit", quick_and_slow([0.0, 0.02, 0.05], [0.0, 0.02]))
 def test_another_solver_finds_the_same_minimum(num_groups: int, limit: float) -> None:
     features, labels, groups = records(num_groups, num_records=300)

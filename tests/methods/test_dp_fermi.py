@@ -330,7 +330,7 @@ def test_cells_of_each_constraint() -> None:
     assert nobody[:, 3:].sum() == 0
 
 
-@pytest.mark.parametrize("mode", quick_and_slow(MODES, ("all", "sens_secret_batches")))
+@pytest.mark.parametrize("mode", quick_and_slow(MODES, ("all",)))
 def test_the_regulariser_narrows_the_gap(mode: str) -> None:
     x, _, z = signal_records(3000, seed=5)
     base = BASE.model_copy(update={"epochs": 30})
@@ -461,7 +461,7 @@ def test_public_batches_divide_the_records_every_epoch() -> None:
         assert sorted(torch.cat(epoch).tolist()) == list(range(10))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick_and_slow(MODES, ("sens_secret_batches",)))
 def test_records_in_memory_at_once_change_nothing(mode: str) -> None:
     few, many = (run(BASE.model_copy(update={"max_records": size}), mode=mode) for size in (17, 4096))
     torch.testing.assert_close(weights(few.model), weights(many.model), atol=1e-4, rtol=1e-3)

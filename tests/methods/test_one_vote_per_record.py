@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from divergences import delta_at
 from torch import Tensor
 
 from fairpate.config import ConfigError
@@ -221,7 +222,7 @@ def test_no_neighbour_of_a_small_data_set_tells_more_than_is_priced() -> None:
         for record in kinds:
             told = masses(counts([*others, record]))
             for epsilon in (0.0, 0.3, 1.0):
-                bound = event.delta_at(epsilon) + 1e-4
+                bound = delta_at(event, epsilon) + 1e-4
                 for p, q in ((told, without), (without, told)):
                     assert np.maximum(p - math.exp(epsilon) * q, 0).sum() <= bound
 

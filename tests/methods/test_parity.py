@@ -143,7 +143,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ValueError, match="got nan"):
         require_shares(np.array([0.5, math.nan]), 0.1)
     for wrong, message in (
-        ({"num_rounds": 0}, "num_rounds >= 1"),
+        ({"num_rounds": 0}, "num_rounds"),
         ({"dual_bound": -1.0}, "dual_bound"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"max_gap": 1.5}, "max_gap"),

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from exact_rates import exact_values
+from method_kinds import quick_and_slow
 from parity_data import weights
 from priced import priced
 from torch import Tensor, nn
@@ -184,7 +186,7 @@ def test_multipliers_stay_in_their_set_under_noise() -> None:
     assert all(value >= 0 for value in train(model(), data, steps(300), bound=0.0).report.multipliers)
 
 
-@pytest.mark.parametrize("constraint", ["demographic_parity", "equalized_odds"])
+@pytest.mark.parametrize("constraint", quick_and_slow(["demographic_parity", "equalized_odds"], ["equalized_odds"]))
 def test_constraints_are_kept_within_a_budget(constraint: str) -> None:
     x, _, z = records(3000)
     y = (torch.rand(3000, generator=torch.Generator().manual_seed(1)) < torch.sigmoid(2 * x[:, 0] + 3 * z - 1.5)).long()
@@ -199,7 +201,7 @@ def test_constraints_are_kept_within_a_budget(constraint: str) -> None:
         assert priced(trained.events, target).epsilon <= 3.0
         hard = torch.eye(2)[predict_logits(network, x).argmax(dim=1)]
         constraints = raco_dp.constraints_of(config, num_classes=2, num_groups=2)
-        return max(constraints.evaluate(hard.numpy(), y.numpy(), z.numpy()).values())
+        return max(exact_values(constraints, hard.numpy(), y.numpy(), z.numpy()).values())
 
     plain = gap(dual_learning_rate=0.0)
     assert plain > 0.3

@@ -150,7 +150,7 @@ def test_two_steps_learn_on_one_half_and_mix_on_the_other() -> None:
         train(0.0, learner, form="two_step")
 
 
-@pytest.mark.parametrize("form", ["one_step", "two_step"])
+@pytest.mark.parametrize("form", ["one_step", pytest.param("two_step", marks=pytest.mark.slow)])
 def test_fairness_for_true_groups_is_learned_from_reports(form: str) -> None:
     plain = positive(train(3.0, form="one_step", max_gap=1.0))
     assert odds_gap(plain, Y, Z) > 0.15

@@ -86,7 +86,7 @@ def test_sums_of_products_are_exact_in_any_order_and_a_record_moves_them_by_its_
     assert not product_sum(left[:0], PHI[:0], norm=UNITS * BOUND).any()
 
 
-@pytest.mark.parametrize("num_persons", [1, 40, 4000])
+@pytest.mark.parametrize("num_persons", quick_and_slow([1, 40, 4000], [1, 40]))
 def test_a_person_moves_a_sum_by_at_most_the_norm_of_one_record(num_persons: int) -> None:
     person, norm = RANDOM.integers(0, num_persons, len(PHI)), UNITS**2
     total = product_sum(PHI, PHI, norm=norm, person_N=person)
@@ -199,7 +199,7 @@ def released(dataset: Dataset, tmp_path: Path, *, epsilon: float = 8.0, **settin
 def test_one_record_moves_the_first_releases_by_its_own_numbers(digits: Dataset, tmp_path: Path) -> None:
     """The noise is seeded, so that it is the same for both data sets; what comes later sees other rules."""
     without = replace(digits, private=digits.private.take(torch.arange(1, len(digits.private))))
-    with_one, others = (released(each, tmp_path, curvature="private").arrays for each in (digits, without))
+    with_one, others = (released(each, tmp_path, epsilon=1.0, curvature="private").arrays for each in (digits, without))
     ballot = WeightedBallot.of(digits, ResidualVotes().residual_votes.embedding)
     phi_W = ballot.votes(digits.private.x[:1])[0]
     moved = with_one["sums_CW"] - others["sums_CW"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerator import NEEDS_GPU
+from method_kinds import quick_and_slow
 from parity_data import signal_records, trained_on
 from priced import priced
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ def run_fair(noise_multiplier: float = 1.0, epochs: float = 4, **settings: Any) 
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("maximum", ["hardmax", "softmax"])
+@pytest.mark.parametrize("maximum", quick_and_slow(["hardmax", "softmax"], ["softmax"]))
 def test_a_weight_of_zero_is_dp_sgd_bit_for_bit(variant: str, maximum: str) -> None:
     assert torch.equal(weights(run_fair(weight=0.0, variant=variant, maximum=maximum)), weights(run_dp_sgd()))
     assert not torch.equal(weights(run_fair(weight=0.1, variant=variant, maximum=maximum)), weights(run_dp_sgd()))
@@ -76,7 +77,7 @@ def test_the_events_do_not_know_the_weight(variant: str) -> None:
     assert events == {run_dp_sgd(epochs=0.25).events}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", quick_and_slow(VARIANTS, ("as_in_paper",)))
 def test_the_regulariser_narrows_the_gap(variant: str) -> None:
     x, _, z = signal_records(2000, seed=2)
 

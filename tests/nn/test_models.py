@@ -45,7 +45,7 @@ def test_a_prediction_has_one_logit_per_class_and_depends_on_one_record(name: st
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", pytest.param("resnet18", marks=pytest.mark.slow)])
 def test_weights_follow_the_seed_and_leave_torch_alone(name: str) -> None:
     before = torch.get_rng_state()
     states = [

@@ -152,7 +152,7 @@ def test_a_person_s_records_in_another_order_train_alike() -> None:
     torch.testing.assert_close(trained[0], trained[1])
 
 
-@pytest.mark.parametrize(("rate", "most"), [(0.3, 2), (0.7, 5)])
+@pytest.mark.parametrize(("rate", "most"), [(0.3, 2), pytest.param(0.7, 5, marks=pytest.mark.slow)])
 def test_persons_are_sampled_independently_and_their_records_uniformly(rate: float, most: int) -> None:
     draws, shuffled = 1500, torch.tensor([5, 10, 0, 2, 7, 3, 8, 1, 4, 9, 6])
     person_N = OWNERS[shuffled]

@@ -69,7 +69,7 @@ def test_log_q_at_fifty_digits(stddev: float) -> None:
     assert_allclose(got, expected, rtol=1e-11)
 
 
-@pytest.mark.parametrize("stddev", quick_and_slow([0.5, 3.0, 15.0, 150.0], [0.5, 15.0]))
+@pytest.mark.parametrize("stddev", quick_and_slow([0.5, 3.0, 15.0, 150.0], [15.0]))
 def test_theorem_6_at_a_thousand_digits(stddev: float) -> None:
     log_q = [-0.2, -0.7, -2.0, -5.0, -8.5, -40.0, -300.0, -1500.0]
     with mpmath.workdps(1000):
@@ -79,7 +79,10 @@ def test_theorem_6_at_a_thousand_digits(stddev: float) -> None:
     assert_allclose(got, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("threshold", "stddev1", "stddev2"), [(70, 40, 15), (90, 10, 4), (60.5, 8, 30), (130, 20, 9)])
+@pytest.mark.parametrize(
+    ("threshold", "stddev1", "stddev2"),
+    quick_and_slow([(70, 40, 15), (90, 10, 4), (60.5, 8, 30), (130, 20, 9)], [(70, 40, 15), (60.5, 8, 30)]),
+)
 def test_joint_and_threshold_costs_at_fifty_digits(threshold: float, stddev1: float, stddev2: float) -> None:
     with mpmath.workdps(200):
         joint = [

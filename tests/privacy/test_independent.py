@@ -57,6 +57,7 @@ def recomputed(*events: Any, delta: float = DELTA) -> float:
     return recomputed_epsilon(told(*events), delta=delta)
 
 
+HARDLY_A_SPREAD = [VoteTables(count=2781, noise_stddev_votes=0.2876, sampling_rate=4.65e-4)]  # often
 WITH_DISTRIBUTION = [
     [PoissonGaussians(count=35, noise_multiplier=0.888, sampling_rate=0.0292)],
     [PoissonGaussians(count=10_000, noise_multiplier=1.1, sampling_rate=0.004, unit="person")],
@@ -69,7 +70,7 @@ WITH_DISTRIBUTION = [
     [LaplaceReleases(count=100, epsilon=0.1), PureReleases(count=50, epsilon=0.1)],
     [VoteTables(count=1, noise_stddev_votes=3.0)],
     [VoteTables(count=20, noise_stddev_votes=2.0, sampling_rate=0.1)],
-    [VoteTables(count=2781, noise_stddev_votes=0.2876, sampling_rate=4.65e-4)],  # hardly a spread, often
+    HARDLY_A_SPREAD,
     [VoteSums(count=20, noise_stddev_votes=2000.0, norm=1000, sampling_rate=0.1)],
     [MomentSums(count=2, noise_stddev_votes=3000.0, norm=1000), VoteSums(count=3, noise_stddev_votes=5000.0, norm=900)],
     [PredictionTables(count=1, noise_stddev_records=3.73, weight=2**20)],
@@ -107,7 +108,11 @@ ALL = [*WITH_DISTRIBUTION, *BY_CURVES, *OF_TRIALS]
 NOT_RECOMPUTED = {"PartOfUnit"}
 
 
-@pytest.mark.parametrize("events", WITH_DISTRIBUTION, ids=lambda events: type(events[0]).__name__)
+@pytest.mark.parametrize(
+    "events",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each is HARDLY_A_SPREAD)) for each in WITH_DISTRIBUTION],
+    ids=lambda events: type(events[0]).__name__,
+)
 def test_both_accountants_agree_on_loss_distributions(events: list[Any]) -> None:
     assert recomputed(*events) == pytest.approx(accountant.epsilon_pld(events, target_delta=DELTA), rel=5e-4)
 

@@ -20,6 +20,7 @@ from contour import (
     together,
     two_integers,
 )
+from method_kinds import quick_and_slow
 from scipy.optimize import brentq
 from scipy.special import gammaln
 
@@ -98,7 +99,9 @@ def test_an_epsilon_is_never_below_the_truth_and_hardly_above_it(event: Any, del
     require_proven([event], delta)
 
 
-@pytest.mark.parametrize("event", [sums(100_000, 0.006, 0.582), neighbours(2075, 0.389, 25.0)])
+@pytest.mark.parametrize(
+    "event", [sums(100_000, 0.006, 0.582), pytest.param(neighbours(2075, 0.389, 25.0), marks=pytest.mark.slow)]
+)
 def test_epsilon_rises_smoothly_as_delta_falls(event: Any) -> None:
     """ln delta is a concave function of epsilon here: each factor of ten costs less than the one before it."""
     epsilons = [accountant.epsilon_pld([event], target_delta=10.0**-n) for n in range(4, 20)]
@@ -107,7 +110,7 @@ def test_epsilon_rises_smoothly_as_delta_falls(event: Any) -> None:
 
 
 @pytest.mark.parametrize("delta", [*SMALL, 1e-19])
-@pytest.mark.parametrize("noise", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("noise", quick_and_slow([0.1, 1.0, 30.0], [1.0, 30.0]))
 def test_gaussians_have_their_closed_form(noise: float, delta: float) -> None:
     """Balle and Wang 2018, Theorem 8, in fifty digits."""
     value = accountant.epsilon_pld([AttributeGaussians(count=9, attribute_noise_multiplier=noise)], target_delta=delta)

@@ -279,6 +279,7 @@ def test_a_price_that_depends_on_votes_strikes_no_published_point(comparison):
     assert {str(p.settings) for p in own if id(p) in on_frontier(points)} == {text for text in alone if "adult" in text}
 
 
+@pytest.mark.slow
 def test_the_same_charts_as_pictures(comparison):
     rows = [row for row in comparison(operator=True) if (row.data, row.method) == ("adult", "fairpate")]
     points = FrontierReport(title="", rows=rows, for_operator=True).points()

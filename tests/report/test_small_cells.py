@@ -242,7 +242,7 @@ def tables() -> list[Any]:
 
 @pytest.mark.parametrize(
     "table",
-    [pytest.param(table, marks=pytest.mark.slow if number >= 30 else ()) for number, table in enumerate(tables())],
+    [pytest.param(table, marks=pytest.mark.slow if number >= 15 else ()) for number, table in enumerate(tables())],
 )
 def test_no_small_cell_follows_from_what_is_published(table: Any) -> None:
     plain = json.loads(json.dumps(evaluation(table, num_replicates=2).to_json()))

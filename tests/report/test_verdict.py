@@ -269,7 +269,7 @@ def test_a_rule_from_python_is_checked_as_text_is() -> None:
     with pytest.raises(ValueError, match="Expected a notion of fairness"):
         fair_rule(FairRule(notion="parity"))  # type: ignore[arg-type]
     for limit in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="Expected a limit above 0"):
+        with pytest.raises(ValueError, match="Expected a fairness limit above 0"):
             FairRule(limit=limit)
 
 

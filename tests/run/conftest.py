@@ -1,6 +1,5 @@
 import shutil
 import sys
-from contextlib import contextmanager
 from functools import cache
 
 import pytest
@@ -10,7 +9,6 @@ from each_method import train
 from fairpate import cli
 from fairpate.config import apply_override
 from fairpate.methods.base import configured
-from fairpate.report.metrics import evaluate
 from fairpate.run.folder import ShownRun, finished_run
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -39,20 +37,6 @@ def _commands_are_built_once():
         yield
 
 
-@contextmanager
-def few_replicates():
-    """Intervals of metrics come from 100 resampled tables of a run's test records, not from 1,000."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(evaluate.__kwdefaults__, "num_replicates", 100)
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_replicates():
-    with few_replicates():
-        yield
-
-
 @pytest.fixture(scope="session")
 def small_overrides():
     """A run of FairPATE of seconds: as `--set` arguments."""
@@ -75,7 +59,7 @@ def small_config():
 @pytest.fixture(scope="session")
 def made_once(small_config, shared, drawings):
     """One run of FairPATE with a reject option, which `finished` copies; its pages hold their charts."""
-    with shared("finished") as root, drawings(), few_replicates():  # made before fixtures of modules are
+    with shared("finished") as root, drawings():
         config = small_config(root / "run", IDP3)
         made = root / "made"
         if not made.exists():

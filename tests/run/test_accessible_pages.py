@@ -30,6 +30,7 @@ def test_no_page_of_a_run_has_a_barrier(tab, finished, fairpate, width):
     assert found.startswith("serious color-contrast")
 
 
+@pytest.mark.slow
 def test_a_tap_on_a_word_opens_its_meaning_and_a_tap_elsewhere_closes_it(tab, finished, fairpate):
     """On a telephone, where nothing hovers."""
     folder, _ = finished

@@ -273,6 +273,7 @@ def test_an_interrupt_says_how_to_go_on(fairpate, monkeypatch):
     assert "the same command resumes" in errors
 
 
+@pytest.mark.slow
 def test_the_installed_module_answers_with_an_exit_code():
     command = [sys.executable, "-m", "fairpate", "run", "--sed", "1"]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603

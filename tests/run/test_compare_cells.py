@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from method_kinds import quick_and_slow
 
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.methods.base import Method, config_digest, method_names, resolved
@@ -197,7 +198,7 @@ group: {column: sex, values: [f, m]}
 """
 
 
-@pytest.mark.parametrize("method", list(method_names()))
+@pytest.mark.parametrize("method", quick_and_slow(method_names()))
 def test_a_row_and_its_command_are_one_configuration(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,8 +372,8 @@ def test_overrides_reach_grids(tmp_path: Path) -> None:
     assert sweep.seeds == (1, 2)
 
 
-# The cells of those that a page quotes are read by tests/deploy/test_quoted_results.py in `make test` too.
-UNQUOTED = ("color_mnist", "fermi_attribute_odds")
+# Large ones; and the cells of most of those that a page quotes are read by tests/deploy/test_quoted_results.py too.
+SLOW = ("color_mnist", "frontier", "cluster")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +382,7 @@ UNQUOTED = ("color_mnist", "fermi_attribute_odds")
         pytest.param(
             path,
             id=path.stem,
-            marks=pytest.mark.slow if path.parent.name == "paper" and path.stem not in UNQUOTED else (),
+            marks=pytest.mark.slow if path.parent.name == "paper" or path.stem in SLOW else (),
         )
         for path in SWEEPS
     ],

@@ -228,7 +228,7 @@ def test_teachers_and_votes_are_shared(trained: Comparison) -> None:
     assert sum(row.is_unprotected for row in trained.operators_rows) == 1
 
 
-@pytest.mark.parametrize("method", ["dp_sgd", "fairpate", "sf_pate"])
+@pytest.mark.parametrize("method", ["dp_sgd", "fairpate", pytest.param("sf_pate", marks=pytest.mark.slow)])
 def test_a_cell_is_what_the_run_command_computes(method: str, trained: Comparison, tmp_path: Path) -> None:
     row = next(row for row in trained.rows if (row.method, row.seed) == (method, 1))
     methods = SF_PATE if method == "sf_pate" else {method: None}
@@ -242,6 +242,7 @@ def test_a_cell_is_what_the_run_command_computes(method: str, trained: Compariso
         assert getattr(row.record, field) == record[field], field
 
 
+@pytest.mark.slow
 def test_votes_that_cannot_be_had_fail_the_cells_that_need_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,8 @@ def test_what_protects_nobody_keeps_its_embedding_to_itself(fairpate, tmp_path):
     assert (tmp_path / "run" / "private" / "embedding.safetensors").is_file()
 
 
-@pytest.mark.parametrize("method", ["fairpate", pytest.param("private_knn", marks=pytest.mark.slow)])
+@pytest.mark.slow  # that a ledger which is gone is missed: tests/run/test_run_ledger.py
+@pytest.mark.parametrize("method", ["fairpate", "private_knn"])
 def test_voters_that_fill_a_ledger_may_read_an_embedding(fairpate, tmp_path, method):
     """What is written of public records before the first vote is no release that a missing ledger has forgotten."""
     sizes = ("--set", "data.num_public=120", "--set", "ray.num_actors=0", "--set", "student.fit.epochs=1")

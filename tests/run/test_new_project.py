@@ -31,7 +31,7 @@ BESIDE = {
 KINDS = pytest.mark.parametrize("kind", BESIDE)
 
 
-@pytest.mark.parametrize("kind", quick_and_slow(BESIDE, ("table", "embeddings")))
+@pytest.mark.parametrize("kind", quick_and_slow(BESIDE, ("table",)))
 def test_a_new_project_passes_its_own_test(fairpate, tmp_path, monkeypatch, kind):
     """Which reads the declaration, and trains with the configuration as it is written; what it trains is of use."""
     assert fairpate("new", "hospital", "--kind", kind)[0] == 0
@@ -83,7 +83,7 @@ def test_every_command_of_the_readme_is_one_of_ours(fairpate, tmp_path):
         assert fairpate(*words[1:-1], "--help")[0] == 0
 
 
-@pytest.mark.parametrize("kind", ["images", "embeddings"])
+@pytest.mark.parametrize("kind", [pytest.param("images", marks=pytest.mark.slow), "embeddings"])
 def test_what_lies_beside_the_tables_is_the_same_each_time(fairpate, tmp_path, kind):
     for name in ("one", "two"):
         assert fairpate("new", name, "--kind", kind)[0] == 0

@@ -165,6 +165,7 @@ def test_nothing_of_the_operators_table_is_shown(comparison, tmp_path):
     assert "99.0" not in comparison._repr_html_()
 
 
+@pytest.mark.slow
 def test_all_of_it_reads_in_light_and_dark_and_on_a_phone(comparison, finished, fitted, tmp_path):
     parts = [comparison._repr_html_(), finished[0]._repr_html_(), fitted[0]._repr_html_()]
     with opened_tab(tmp_path / "profile") as tab:

@@ -247,7 +247,7 @@ def test_the_second_of_two_releases_chosen_by_the_first_costs_no_more_than_the_l
 
     def strongest(make):
         low, high = 1e-3, 20.0
-        for _ in range(16):
+        for _ in range(12):
             middle = math.sqrt(low * high)
             try:
                 meter("second").check([make(middle)], noise="os_entropy")

@@ -78,6 +78,7 @@ def test_pictures_are_as_wide_as_a_column_with_one_font_size_that_is_embedded(ta
     assert COLOURS[4] not in slices
 
 
+@pytest.mark.slow
 def test_two_columns_and_the_same_file_every_time(table):
     style = FigureStyle(columns=2, formats=("svg",))
     place = table()

@@ -106,7 +106,7 @@ def test_the_filter_keeps_what_the_gate_accepts(train: Train, monkeypatch: pytes
     """By hand: with a margin of 0 after five answers per group, only labels that close a gap go on."""
     seen: dict[str, Any] = {}
 
-    def spy(config: Any, dataset: Any, labelled: Any, *_: Any, **options: Any) -> Any:
+    def spy(method: Any, training: Any, labelled: Any, **options: Any) -> Any:
         seen["labels"] = labelled
         return options["initial_model"].eval()
 

@@ -144,7 +144,7 @@ def test_a_run_says_before_it_begins_what_it_spends_and_what_was_spent(fairpate,
     assert spends("--out", "first") == []  # released already
     assert spends("--out", "of-first", "--release-of", "first") == []
     assert fairpate("ledger", "limit", "color_digits", "--epsilon", "9")[0] == 0
-    (line,) = spends("--out", "second", "--set", "data.seed=1")
+    (line,) = spends("--out", "second", "--set", "seed=1")
     assert line.startswith(f"{most}; so far 1 release at ε = 1.3")
     assert line.endswith(" per record, limit 9.00")
     assert spends("--out", "seeded", "--set", "noise=seeded") == []
@@ -273,7 +273,7 @@ def test_methods_say_their_family_what_they_need_and_when_to_take_them(fairpate)
     assert "take for  records for hundreds of teachers" in words
 
 
-@pytest.mark.parametrize("method", ["pate", "private_knn"])
+@pytest.mark.parametrize("method", ["pate", pytest.param("private_knn", marks=pytest.mark.slow)])
 def test_a_share_that_is_kept_leaves_room_for_later_queries_within_the_target(tmp_path: Path, method: str) -> None:
     own = ("noise=os_entropy", "aggregator.num_queries=70")
     alone = config_of(method, tmp_path, *own)

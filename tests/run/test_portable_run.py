@@ -176,7 +176,7 @@ def test_the_description_names_classes_groups_and_the_state_of_the_reject_option
 
 
 def test_pictures_are_read_as_bytes_and_a_second_command_writes_nothing_anew(fairpate, visits, tmp_path):
-    run(fairpate, visits, tmp_path / "run", data="color_digits")
+    run(fairpate, visits, tmp_path / "run", "student.model.name=logistic", data="color_digits")
     graph = tmp_path / "run/public/model.onnx"
     told = json.loads((tmp_path / "run/public/model.json").read_text(encoding="utf-8"))
     assert told["inputs"][0]["type"] == "uint8"

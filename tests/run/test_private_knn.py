@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
+from method_kinds import quick_and_slow
 from threadpoolctl import threadpool_limits
 
 from aggregator import audit
@@ -351,7 +352,7 @@ def test_pages_speak_of_neighbours_and_hold_no_number_of_records(finished: RunDi
             assert f"{len(digits.private)}" not in path.read_text(), path
 
 
-@pytest.mark.parametrize("queries", ["first", "typical"])
+@pytest.mark.parametrize("queries", quick_and_slow(["first", "typical"], ["typical"]))
 def test_counts_are_released_at_the_price_of_labels_and_teach(queries: str, tmp_path: Path, digits: Dataset) -> None:
     options = [f"private_knn.queries={queries}", "aggregator.num_queries=60"]
     counts = config(tmp_path / "counts", *options, "aggregator.release=counts")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from method_kinds import quick_and_slow
 from small_runs import QUIET, copied, read_json
 
 import fairpate
@@ -58,7 +59,11 @@ DECLARED: dict[str, Any] = {
     "identity": {"key": "id"},
     "rows": 2000,
 }
-SETTINGS = {"evaluation": {"metrics": "private"}, "student": {"model": {"name": "logistic"}}, "target": {"epsilon": 1}}
+SETTINGS = {
+    "evaluation": {"metrics": "private"},
+    "student": {"model": {"name": "logistic"}, "fit": {"epochs": 10}},
+    "target": {"epsilon": 1},
+}
 
 
 def columns(count: int, prefix: str) -> dict[str, list[Any]]:
@@ -76,7 +81,7 @@ def columns(count: int, prefix: str) -> dict[str, list[Any]]:
 
 
 def loaded(declared: dict[str, Any] = DECLARED, **settings: Any) -> Dataset:
-    settings = {"split": {"test_share": 0.4}} | settings
+    settings = {"split": {"test_share": 0.25}} | settings
     return fairpate.load_data(declared, private=columns(2000, "r"), public=columns(300, "p"), **settings)
 
 
@@ -186,7 +191,9 @@ def killed(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("when", ["drawing", "counting", "keeping", "publishing"])
+@pytest.mark.parametrize(
+    "when", quick_and_slow(["drawing", "counting", "keeping", "publishing"], ["drawing", "keeping"])
+)
 def test_a_crash_draws_no_second_table_that_is_not_counted(
     when: str, clinic: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,8 +358,8 @@ def test_persons_count_once_each(tmp_path: Path) -> None:
     statement, metrics = read_statement(done), Evaluation.from_json(read_json(done.metrics))
     assert (statement.unit, statement.part_events["test"][0]["unit"]) == ("person", "person")
     assert metrics.per_person
-    # About 40 % of 667 persons with three records each.
-    assert abs(metrics.num_records - 267) < 100
+    # About a quarter of 667 persons with three records each.
+    assert abs(metrics.num_records - 167) < 60
     assert "Every person counts as one" in done.public_report.read_text(encoding="utf-8")
 
 
@@ -518,7 +525,7 @@ def replicated(name: str, size: int, noise: float, count: int) -> list[Evaluatio
 @pytest.mark.parametrize(
     ("name", "size", "noise", "count"),
     [
-        pytest.param("two", 3000, 3.73, 80, id="two groups, 1"),
+        pytest.param("two", 3000, 3.73, 40, id="two groups, 1"),
         pytest.param("two", 3000, 11.24, 400, id="two groups, .3", marks=pytest.mark.slow),
         pytest.param("equal", 800, 3.73, 400, id="no gap, 1", marks=pytest.mark.slow),
         pytest.param("four", 1600, 3.73, 400, id="four groups, 1", marks=pytest.mark.slow),
@@ -529,7 +536,7 @@ def test_intervals_hold_the_population_that_test_records_were_drawn_from(
 ) -> None:
     """Each interval holds 95 % of replications within chance; those of largest differences may hold 97 %.
 
-    Of 80 replications even all may be chance: whether intervals are too wide, 400 tell, and the next test.
+    Of 40 replications even all may be chance: whether intervals are too wide, 400 tell, and the next test.
     """
     expected = truths(POPULATIONS[name])
     held: dict[str, list[bool]] = {metric: [] for metric in expected}
@@ -551,9 +558,11 @@ def test_intervals_hold_the_population_that_test_records_were_drawn_from(
 @pytest.mark.parametrize(
     ("rates_G", "sizes_G", "group"),
     [
-        pytest.param([0.3] * 10, [20000] + [1000] * 9, 0, id="ten equal groups"),
+        pytest.param([0.3] * 10, [20000] + [1000] * 9, 0, id="ten equal groups", marks=pytest.mark.slow),
         pytest.param([0.15] + [0.3] * 4, [1000] * 5, 0, id="four groups share the largest rate"),
-        pytest.param([0.15, 0.3, 0.1, 0.1, 0.1], [1000] * 5, 0, id="one group has the largest rate"),
+        pytest.param(
+            [0.15, 0.3, 0.1, 0.1, 0.1], [1000] * 5, 0, id="one group has the largest rate", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_impact_ratio_is_held_however_many_groups_have_the_largest_rate(
@@ -586,7 +595,7 @@ def test_the_ratio_of_a_group_to_itself_has_no_error() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "count", "gaps", "times"),
     [
-        ("two", 3000, 80, ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"), 1.25),
+        ("two", 3000, 40, ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"), 1.25),
         pytest.param(
             *("four", 1600, 400, ("dp_one_vs_rest", "accuracy_parity", "equal_opportunity", "impact_ratio"), 1.3),
             marks=pytest.mark.slow,
@@ -652,15 +661,6 @@ def test_a_group_that_stands_out_only_within_a_narrower_margin_leaves_the_low_en
         assert math.isnan(gap.value) or gap.low == 0 <= gap.value <= gap.high, name
 
 
-def test_a_reject_option_is_simulated_after_the_table(clinic: Dataset, tmp_path: Path) -> None:
-    done = run(tmp_path / "run", clinic, "student.idp3={max_disparity: 0.05, min_count: 10}")
-    metrics = read_json(done.metrics)
-    assert metrics["coverage"] == 1
-    assert 0 < metrics["orders"]["coverage"]["mean"] < 1
-    assert metrics["orders"]["num_records"] == pytest.approx(metrics["num_records"], abs=30)
-    assert verify_bundle(write_bundle(done.root)[0]).holds
-
-
 @pytest.fixture(scope="module")
 def bundle(clinic: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
@@ -689,10 +689,12 @@ def test_a_bundle_shows_that_metrics_are_those_of_the_priced_table(bundle: Path,
     assert any(each.startswith("epsilon: recomputed") for each in differs)
 
 
-def test_a_bundle_of_a_reject_option_shows_that_other_orders_follow_from_the_table(
-    clinic: Dataset, tmp_path: Path
-) -> None:
+def test_a_reject_option_is_simulated_after_the_table_and_a_bundle_shows_it(clinic: Dataset, tmp_path: Path) -> None:
     done = run(tmp_path / "run", clinic, "student.idp3={max_disparity: 0.05, min_count: 20}")
+    found = read_json(done.metrics)
+    assert found["coverage"] == 1
+    assert 0 < found["orders"]["coverage"]["mean"] < 1
+    assert found["orders"]["num_records"] == pytest.approx(found["num_records"], abs=30)
     bundle, _ = write_bundle(done.root)
     assert verify_bundle(bundle).holds
     folder = tmp_path / "open"

@@ -167,10 +167,12 @@ def test_a_terminal_shows_a_bar_with_the_time_left_within_its_width():
     assert max(len(re.sub(r"\x1b\[[?0-9;]*[a-z]", "", row)) for row in rows) <= 80
 
 
+@pytest.mark.slow
 def test_no_color_is_heeded():
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", drawn(STAGE, NO_COLOR="1"))
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_the_lines_of_a_log():
     shown = drawn(STAGE, TERM="dumb")
     assert "\x1b" not in shown

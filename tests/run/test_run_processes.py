@@ -47,6 +47,7 @@ def test_killed_in_the_middle_and_run_again_gives_the_undisturbed_labels(
         assert stated["epsilon"] > undisturbed["epsilon"]
 
 
+@pytest.mark.slow
 def test_ray_gives_what_this_process_gives_bit_for_bit(finished, tmp_path, ray_session):
     alone, config = finished
     update = {"out": tmp_path / "run", "ray": RayConfig(num_actors=2, num_cpus=0.5)}

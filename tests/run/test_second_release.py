@@ -46,8 +46,12 @@ GIVING_UP = pytest.mark.parametrize(
     ("method", "given"),
     [
         ("dp_oracle_learner", ["dp_oracle_learner.min_share=.9"]),
-        ("dp_oracle_learner", ["dp_oracle_learner.min_share=.9", "dp_oracle_learner.rules=by_group"]),
-        ("dp_postprocessing", ["dp_postprocessing.min_share=.9"]),
+        pytest.param(
+            "dp_oracle_learner",
+            ["dp_oracle_learner.min_share=.9", "dp_oracle_learner.rules=by_group"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("dp_postprocessing", ["dp_postprocessing.min_share=.9"], marks=pytest.mark.slow),
         ("randomised_response", ["randomised_response.form=two_step", "randomised_response.min_share=.9"]),
     ],
 )
@@ -98,7 +102,10 @@ def test_a_training_that_empty_events_end_is_admitted_before_shares_are_drawn(tm
         train(tmp_path / "run", "dp_fermi", "noise=os_entropy")
 
 
-@pytest.mark.parametrize("method", ["record_votes", "weighted_votes", "residual_votes", "ada_ssp"])
+@pytest.mark.parametrize(
+    "method",
+    quick_and_slow(["record_votes", "weighted_votes", "residual_votes", "ada_ssp"], ["record_votes", "residual_votes"]),
+)
 def test_noise_is_drawn_only_after_its_charge_is_on_disk(tmp_path, monkeypatch, method):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     drawn = []

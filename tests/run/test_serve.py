@@ -27,7 +27,7 @@ from aggregator.session import VotesUnavailableError
 from aggregator.store import ledger_files
 from fairpate.data import load_data
 from fairpate.http_server import HttpServer
-from fairpate.methods.pate import VoteCounter
+from fairpate.methods.pate import StandingVoters
 from fairpate.run import serve
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, read_votes
 from fairpate.run.publication import write_card
@@ -74,7 +74,13 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
     voters = ServingTeachers(ensemble, config.ray)
     try:
         np.testing.assert_array_equal(voters.votes(x), expected)
-        count = VoteCounter(read_votes(run.votes), voters.votes)
+        count = StandingVoters(
+            ensemble=ensemble.digest,
+            ask=lambda features, _: voters.votes(features),
+            collected=read_votes(run.votes),
+            are_answering=voters.are_answering,
+            close=voters.close,
+        ).count_votes
         np.testing.assert_array_equal(count(questions), expected)
         os.kill(ray.get(voters.actors[0].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
         np.testing.assert_array_equal(count(questions), expected)

@@ -167,7 +167,7 @@ def test_whoever_hashes_both_candidates_learns_no_sex_from_published_names(
     assert len(names) >= 10
     assert set(names) <= named(rows)
     recovered = set()
-    for place, row in itertools.islice(enumerate(rows), 0, None, 3):
+    for place, row in itertools.islice(enumerate(rows), 0, None, 6):
         guesses = [named([*rows[:place], guess, *rows[place + 1 :]]) for guess in (row, with_other_sex(row))]
         recovered |= {name for name in names if (name in guesses[0]) != (name in guesses[1])}
     assert recovered == set()

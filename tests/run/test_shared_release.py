@@ -144,7 +144,7 @@ def test_cells_of_methods_that_keep_no_release_have_none() -> None:
     assert [method for method, file in files.items() if file and file.suffix == ".safetensors"] == list(SHARED)
 
 
-@pytest.mark.parametrize("method", SHARED)
+@pytest.mark.parametrize("method", [pytest.param("record_votes", marks=pytest.mark.slow), "weighted_votes"])
 def test_a_run_goes_on_from_the_release_of_another_without_a_look_at_private_records(
     method: str, digits: Dataset, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def config(faces: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_file_and_names_its_checksum(fairpate: Command, weights: Path, config: Path) -> None:
     checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
     models = ["--set", "backbone.trainable=head", "--set", "student.model=resnet18"]

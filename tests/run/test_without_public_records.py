@@ -100,6 +100,7 @@ def test_the_rule_is_the_model_and_the_report_says_what_decided(run) -> None:
     assert metrics["accuracy"] > metrics["majority_accuracy"] + 0.15
 
 
+@pytest.mark.slow
 def test_least_squares_publish_their_rule_as_well(clinic: Path, dataset: Dataset, tmp_path: Path) -> None:
     declared = [("data.name", "clinic"), ("data.declaration", {"path": str(clinic / "clinic.yaml")})]
     config = resolved([*declared, "target.epsilon=8", ("out", str(tmp_path / "run"))], method="ada_ssp")
@@ -115,6 +116,7 @@ def test_least_squares_publish_their_rule_as_well(clinic: Path, dataset: Dataset
     assert (student.predict(plain).labels == scores.argmax(axis=1)).mean() > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_graphs")
 def test_graph_service_bundle_and_verification_work_on_it(run, dataset, fairpate, tmp_path) -> None:
     assert fairpate("report", str(run.root))[0] == 0

@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_command_does_what_the_page_says(folder, fairpate):
     shown = [shlex.split(line)[1:] for line in COMMANDS]
     assert [words[0] for words in shown] == ["data", "data", "run", "run", "card", "serve"]

@@ -211,8 +211,8 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
     ("method", "options", "person", "num_sums"),
     [
         pytest.param("weighted_votes", (), False, 1, marks=pytest.mark.slow),
-        ("weighted_votes", ("weighted_votes.by_group=true",), False, 1),
-        ("record_votes", ("record_votes.num_prototypes=10",), True, 1),
+        pytest.param("weighted_votes", ("weighted_votes.by_group=true",), False, 1, marks=pytest.mark.slow),
+        pytest.param("record_votes", ("record_votes.num_prototypes=10",), True, 1, marks=pytest.mark.slow),
         pytest.param(
             "record_votes",
             ("record_votes.num_prototypes=10", "target.epsilon=0.3"),
@@ -222,7 +222,7 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
         ),
         ("residual_votes", ("residual_votes.curvature=private",), True, 11),  # no public record anywhere
         pytest.param("residual_votes", ("residual_votes.curvature=public",), False, 6, marks=pytest.mark.slow),
-        ("teacher_votes", TEACHERS, True, 1),
+        pytest.param("teacher_votes", TEACHERS, True, 1, marks=pytest.mark.slow),
         ("weighted_votes", ("data.split=hashed", "evaluation.metrics=private"), True, 2),
     ],
 )
@@ -288,6 +288,7 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
     assert all(receipt is not None and receipt.events == expected.events for receipt in receipts)
 
 
+@pytest.mark.slow
 def test_parties_that_were_killed_before_the_table_of_metrics_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +377,9 @@ def test_a_site_that_does_not_agree_is_charged_nothing_and_sends_nothing(
     assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]
 
 
-@pytest.mark.parametrize(("killed_before", "rows"), [("row", 4), ("receipt", 5), ("mark", 4)])
+@pytest.mark.parametrize(
+    ("killed_before", "rows"), [("row", 4), ("receipt", 5), pytest.param("mark", 4, marks=pytest.mark.slow)]
+)
 def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
     killed_before: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ def stopped(parties: Parties, step: int, count: int, gone: Any) -> None:
 
 @pytest.mark.parametrize(
     ("sites", "may_vanish", "may_collude"),
-    [(4, 1, 1), (5, 1, 2), pytest.param(6, 2, 1, marks=pytest.mark.slow), (7, 2, 2)],
+    [(4, 1, 1), (5, 1, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((6, 2, 1), (7, 2, 2)))],
 )
 @pytest.mark.parametrize("step", range(4))
 def test_nothing_but_the_total_is_determined_wherever_it_stops(

@@ -127,7 +127,7 @@ def test_a_mixing_by_group_reads_the_group(members):
 
 
 def test_the_file_tells_of_no_machine_and_is_the_same_each_time():
-    (_, first), again = made_of("cnn", PICTURES), portable(make("cnn", PICTURES), records(PICTURES, 8))
+    (_, first), again = made_of("mlp", TABLE), portable(make("mlp", TABLE), records(TABLE, 8))
     assert first == again
     assert first.description["sha256"] == hashlib.sha256(first.graph).hexdigest()
     words = [word for word in re.findall(rb"[ -~]{8,}", first.graph) if re.search(rb"[a-z_]{4}", word)]

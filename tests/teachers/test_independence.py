@@ -49,7 +49,7 @@ PICTURE_MODELS = [
     ("hog_logistic", ADAM, 16),
     pytest.param("lenet", ADAM, 16, marks=pytest.mark.slow),
     ("cnn", MOMENTUM | {"augment": CHANGING}, 16),
-    ("cnn", ADAM | {"precision": "bfloat16"}, 16),
+    pytest.param("cnn", ADAM | {"precision": "bfloat16"}, 16, marks=pytest.mark.slow),
 ]
 
 
@@ -120,7 +120,7 @@ def test_on_pictures_a_record_reaches_its_own_teacher_only(
     assert_only_one_changes(shards, spec_of(model, fit | {"batch_size": batch_size}), device=device)
 
 
-@pytest.mark.parametrize("model", ["cnn", "lenet"])
+@pytest.mark.parametrize("model", ["cnn", pytest.param("lenet", marks=pytest.mark.slow)])
 def test_so_it_does_where_a_convolution_multiplies_other_groups_by_zero(
     monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
@@ -153,7 +153,7 @@ def test_so_it_does_in_an_architecture_that_is_stacked_by_vmap(device: str) -> N
     assert_only_one_changes(shards, spec_of("tanh_cnn", ADAM), ["half of the records"], device=device)
 
 
-@pytest.mark.parametrize("model", ["mlp", "lenet"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("lenet", marks=pytest.mark.slow)])
 def test_so_it_does_in_a_loop(model: str) -> None:
     shape, sizes = (TABLE, SIZES) if model == "mlp" else (PICTURES, (9, 0, 20, 5))
     assert_only_one_changes(shards_of(shape, sizes), spec_of(model, ADAM), engine="loop")

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import pytest
+from divergences import delta_at
 from method_kinds import quick_and_slow
 
 from fairpate.privacy.accountant import event_pld
@@ -68,7 +69,7 @@ def some_records(generator: np.random.Generator, number: int, *, reach: int = 3,
     return [(tuple(place), label, f"record {i}") for i, (place, label) in enumerate(zip(places, labels, strict=True))]
 
 
-@pytest.mark.parametrize("count", quick_and_slow([1, 2, 3], [1, 3]))
+@pytest.mark.parametrize("count", quick_and_slow([1, 2, 3], [3]))
 def test_a_record_enters_and_displaces_one_other_and_nothing_else(count: int) -> None:
     """All records against all samples of the others: sampled or not, near or far, fewer than k, of equal labels."""
     generator = np.random.default_rng(count)
@@ -119,7 +120,7 @@ def told(records: Sequence[Record], count: int) -> npt.NDArray[np.float64]:
     return total
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", quick_and_slow([1, 2], [2]))
 def test_no_neighbour_of_a_small_data_set_tells_more_than_is_priced(count: int) -> None:
     """The exact distribution of all noisy counts, over every sample, with one record and without it."""
     event = event_pld(NeighbourVotes(count=1, noise_stddev_votes=STDDEV, sampling_rate=RATE), 1e-3)
@@ -129,7 +130,7 @@ def test_no_neighbour_of_a_small_data_set_tells_more_than_is_priced(count: int) 
     for others, (place, label, _) in itertools.product(itertools.combinations(kinds, 2), kinds):
         p, q = told([*others, (place, label, "one")], count), told(others, count)
         for epsilon in (0.0, 0.1, 0.5, 1.0):
-            bound = event.delta_at(epsilon)
+            bound = delta_at(event, epsilon)
             for left, right in ((p, q), (q, p)):
                 divergence = np.maximum(left - math.exp(epsilon) * right, 0).sum()
                 assert divergence <= bound + 1e-4
@@ -145,7 +146,7 @@ def test_equal_records_of_one_unit_go_by_label_wherever_they_stand() -> None:
         assert everybody(list(arranged), query, 3, size=size)["label"].tolist() == [[0, 0, 1]]
 
 
-@pytest.mark.parametrize("count", quick_and_slow([1, 7, 40, 200], [1, 40]))
+@pytest.mark.parametrize("count", quick_and_slow([1, 7, 40, 200], [40]))
 def test_blocks_and_parts_find_what_one_search_finds(count: int) -> None:
     generator = np.random.default_rng(3)
     records = some_records(generator, 120, reach=4, width=3)
@@ -289,7 +290,7 @@ def of_persons_by_hand(records: Sequence[Record], sample: set[int], query: tuple
     return np.bincount(by_hand(nearest, query, count), minlength=3).tolist()
 
 
-@pytest.mark.parametrize("count", quick_and_slow([1, 2, 3], [1, 3]))
+@pytest.mark.parametrize("count", quick_and_slow([1, 2, 3], [3]))
 def test_a_person_votes_by_the_nearest_of_their_records_and_moves_what_a_record_moves(count: int) -> None:
     """Brute force: every person added to every sample of the others."""
     generator = np.random.default_rng(count)

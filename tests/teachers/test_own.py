@@ -65,8 +65,8 @@ def test_any_model_votes_as_if_it_were_trained_by_hand(tmp_path):
 @pytest.mark.parametrize(
     "factory",
     [
-        boosting,
-        lambda: make_pipeline(StandardScaler(), LogisticRegression()),
+        pytest.param(boosting, marks=pytest.mark.slow),
+        pytest.param(lambda: make_pipeline(StandardScaler(), LogisticRegression()), marks=pytest.mark.slow),
         lambda **options: RandomForestClassifier(3, **options),
         LogisticRegression,
     ],
@@ -98,7 +98,9 @@ class Gambler:
         return np.array(draws) % CLASSES
 
 
-@pytest.mark.parametrize("factory", [boosting, Gambler], ids=["boosting", "global randomness"])
+@pytest.mark.parametrize(
+    "factory", [pytest.param(boosting, marks=pytest.mark.slow), Gambler], ids=["boosting", "global randomness"]
+)
 @pytest.mark.parametrize(
     "block_size", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)]
 )

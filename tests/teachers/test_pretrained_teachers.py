@@ -54,6 +54,7 @@ def assert_close(left: StackedWeights, right: StackedWeights, tolerance: float) 
         )
 
 
+@pytest.mark.slow
 def test_engines_agree_and_statistics_of_the_file_stay(file: Path) -> None:
     spec, start = spec_of(file), published("resnet18").state_dict()
     loop, stacked = (train_teachers(shards((4, 2)), spec, engine=engine) for engine in ("loop", "stacked"))  # type: ignore[arg-type]
@@ -135,6 +136,7 @@ def test_a_checkpoint_is_named_by_the_files_content_not_its_place(file: Path, tm
     assert content(copy) != names[0]
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_heads_is_one_block_of_small_checkpoints(file: Path, tmp_path: Path) -> None:
     spec, generator = spec_of(file, trainable="head"), torch.Generator().manual_seed(5)
     y = torch.randint(0, CLASSES, (24,), generator=generator)
