@@ -166,7 +166,8 @@ QuotaRoom = Callable[[str], float]
 # Cached: the Renyi curve behind a limit on epsilon is too slow to compute for every query.
 @lru_cache(maxsize=4096)
 def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
-    """Return the largest number of queries with which a caller who has this ``limit`` may be charged in total."""
+    """Return the largest number of queries that may be charged in total to a caller whose own ``limit`` is a number of
+    queries, an epsilon, or both."""
     most = UNLIMITED if limit.max_queries is None else limit.max_queries
     if limit.epsilon is None:
         return most

@@ -1096,7 +1096,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         if names and config.is_private and not config.protects_persons:
             raise ValueError(
-                f"persons: {config.method} does not bound what all records of a person do together; choose another "
+                f"persons: {config.method} does not bound the joint influence of a person's records; choose another "
                 "method (docs/python.md), or leave persons out, which protects each record by itself."
             )
         dataset, classes, group_names = dataset_of(

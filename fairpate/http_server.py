@@ -294,7 +294,7 @@ class Guard:
                     return
                 except TimeoutError:
                     raise FaultError(
-                        408, "request", "no complete body", "Sent too slowly; send it without a pause."
+                        408, "request", "no complete body", "The request arrived too slowly; send it faster."
                     ) from None
                 if large:
                     # A pause before a large body is parsed lets the event loop answer other requests.
@@ -799,7 +799,9 @@ class LimitedProtocol(H11Protocol):
         if self.phase == "head" and not self.conn.trailing_data[0]:
             self.abort()  # the client has sent nothing
             return
-        self._refuse(408, fault("request", f"no complete {self.phase}", "Sent too slowly; send it without a pause."))
+        self._refuse(
+            408, fault("request", f"no complete {self.phase}", "The request arrived too slowly; send it faster.")
+        )
         # The application may be waiting for the rest of the body.
         if self.cycle is not None:
             self.cycle.disconnected = True

@@ -498,13 +498,13 @@ def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[Non
 
 
 class Later:
-    """A stand-in for a library that takes a second to import: the library is imported when one of the stand-in's
-    attributes is first used.
+    """A lazy import: an object that stands for a slow library. It imports the library when one of its attributes is
+    first used.
 
-    With ``from fairpate.types import torch`` instead of ``import torch``, commands that do not train start fast. A
-    module that uses a base class or a decorator of the library has to import the library itself, because it needs the
-    library while it is imported. Attributes are not cached, so that a test may replace
-    one in the library.
+    A module writes ``from fairpate.types import torch`` instead of ``import torch``, so that commands that do not need
+    torch start sooner. This does not work for a module that uses a base class or a decorator of the library, because
+    these are needed at once: such a module writes ``import torch``. Attributes are looked up at every use, so that a
+    test may replace one in the library.
     """
 
     def __init__(self, library: str) -> None:

@@ -396,8 +396,9 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
 
 
 class _Whole(nn.Module):
-    """A student as one module for export: the embedding of records, the network, and the replacement of predictions by
-    group, if the student has these. Maps records (and groups, if needed) to the probabilities of labels."""
+    """All steps from records to the probabilities of labels, as one module for export. The steps are the embedding of
+    records, the student's network, and the random change of predictions by group (``mixing``); a student may lack the
+    first and the last."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()

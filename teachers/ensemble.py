@@ -118,7 +118,7 @@ class BlockPool:
                 done += sizes[position]
                 on_progress(done, sum(sizes))
         if total is None:
-            raise ValueError("Expected at least one item, got none: a sum needs the result of one.")
+            raise ValueError("Expected at least one item in items, got none; give those whose results are added up.")
         return total
 
 

@@ -238,7 +238,7 @@ class TestPersons:
 
     def test_a_method_that_cannot_bound_a_person_is_refused(self) -> None:
         refused = FairClassifier("pf_ld", epsilon=3.0, model=LOGISTIC, noise="seeded", random_state=0)
-        with pytest.raises(ValueError, match="persons: pf_ld does not bound what all records of a person do"):
+        with pytest.raises(ValueError, match="persons: pf_ld does not bound"):
             refused.fit(X, Y, sensitive_features=Z, persons=self.PERSONS)
 
 

@@ -85,8 +85,8 @@ class Split:
         # A record without a person would be protected by itself alone, unlike the statement says.
         if missing := pc.sum(pc.equal(Names(self.person_id).packed, "")).as_py():
             raise DataError(
-                f"Expected a person for every record or for none, got {missing:,} without; complete the column that "
-                "names them, or set data.unit=record to protect each record by itself."
+                f"Expected a person for every record or for none, got {missing:,} records without a person; complete "
+                "the column that names persons, or set data.unit=record to protect each record by itself."
             )
 
     def __len__(self) -> int:
@@ -245,7 +245,7 @@ class SourceFile(Section):
         # A declaration may come from a stranger: it must not read outside the data folder.
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
             raise ValueError(
-                f"Expected a path below the data folder, got {place!r}; name the folder that has it by --data-dir"
+                f"Expected a path below the data folder, got {place!r}; give it relative to this folder (--data-dir)"
             )
         return place
 
@@ -350,8 +350,8 @@ class DatasetEntry:
             return self.persons, "person"
         if self.rows is None:
             raise DataSettingsError(
-                f"{self.name}: rows: missing; declare how many private records there are, a public estimate by which "
-                "default sizes of splits are chosen, or set these sizes (data.num_public, num_validation, num_test)."
+                f"{self.name}: rows: missing; declare how many private records there are (a public estimate is "
+                "enough), or set the sizes of splits, which depend on it: data.num_public, num_validation, num_test."
             )
         return self.rows, "record"
 

@@ -72,8 +72,10 @@ class Nearness:
 
     @classmethod
     def to(cls, others_VKD: Floats, *, radius: float) -> Nearness:
-        """Return the object that computes the nearness to the public rows ``others_VKD``, whose norms must not exceed
-        ``radius``."""
+        """Return an object that compares rows with the K public rows in ``others_VKD``, of which each has V copies.
+
+        ``radius``: the largest norm that a public row may have. Rows are scaled by it before they are rounded.
+        """
         scale = _LARGEST_NORM / max(radius, 1e-30)
         whole_VKD = np.rint(others_VKD * scale).astype(np.float32)
         # Rounded down to whole numbers: halves would take a binary digit from the exact range of float32.

@@ -282,7 +282,7 @@ def load_utkface(request: Request) -> LoadedRecords:
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     if label in sensitive.split("_and_"):
         raise DataSettingsError(
-            f"data.options.sensitive: expected race with label: {label}, got {sensitive}, which reveals the label; "
+            f"data.options.sensitive: expected race if the label is {label}, as {sensitive} would reveal the label; "
             "set data.options.label to age, or leave sensitive out."
         )
     pictures = open_pictures(facts_of("utkface")["files"]["archive"], request.data_dir)

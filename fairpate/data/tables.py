@@ -183,12 +183,15 @@ class Feature(Section):
                 raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]; correct them")
             if self.missing is not None and (number is None or not low <= number <= high):
                 raise ValueError(
-                    "missing: expected a number within the bounds, as the value of a missing one, got "
-                    f"{self.missing!r}; declare the file's values that mean a missing one as `unknown`"
+                    "missing: expected a number within the bounds, which replaces missing values, got "
+                    f"{self.missing!r}; list values of the file that mark a missing one in `unknown`"
                 )
         for alias, value in self.aliases.items():
             if value not in self.categories:
-                raise ValueError(f"Expected aliases of declared categories, got {value!r} for {alias!r}; declare it")
+                raise ValueError(
+                    f"Expected aliases of declared categories, got {value!r} for {alias!r}; add this category to "
+                    "`categories`"
+                )
         _require_distinct([*self.categories, *self.aliases, *self.unknown])
         return self
 
@@ -258,7 +261,7 @@ def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Mean
     # With fewer than two classes or groups there is nothing to compare.
     if len(values) < 2 or not all(values.values()):
         raise ValueError(
-            "Expected two names or more, each with a value or a range that means it, got "
+            "Expected two names or more, each with a value or a range that means this class or group, got "
             f"{', '.join(values)}; add what is missing"
         )
     every = [meaning for each in values.values() for meaning in each]

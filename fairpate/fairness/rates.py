@@ -712,8 +712,13 @@ def estimated_population(
 def estimated_rates(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95
 ) -> list[list[PopulationEstimate]]:
-    """Return the estimated rate of every event in every group, each with its interval, clipped to [0, 1]; NaN for too
-    few records."""
+    """Return estimated rates of fairness events, such as a predicted class: a list for every event, with one estimate
+    for every group.
+
+    Each estimate has its confidence interval at ``level``, clipped to [0, 1]. It is NaN if the group has too few
+    records compared with the noise. ``joint_GYC``: estimated counts by group, label and prediction; ``draws_RGYC``:
+    random draws around these counts, as :func:`estimated_population` returns them.
+    """
     hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(events, joint_GYC, draws_RGYC)
     value_EG, rates_REG = divide(hits_EG, sizes_EG), divide(hits_REG, sizes_REG)
     low_EG, high_EG = np.quantile(rates_REG, [(1 - level) / 2, (1 + level) / 2], axis=0)

@@ -131,7 +131,9 @@ def find_method(name: str) -> type[Method]:
         # Shows defaults that contradict each other, before a configuration is read over them.
         found()
     except ValueError as error:
-        raise ConfigError(f"method: {name} cannot be made from its defaults ({error}); correct its fields.") from error
+        raise ConfigError(
+            f"method: {name} cannot be made from its defaults ({error}); correct the defaults in this class."
+        ) from error
     return found
 
 
@@ -241,8 +243,8 @@ def price(
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
         raise ValueError(
-            f"Expected events under relation {relation!r}, got {[e.relation for e in events]}; set target.relation to "
-            "the relation of these events."
+            f"Expected privacy events under relation {relation!r}, got {[e.relation for e in events]}; set "
+            "target.relation to the relation of these events."
         )
     # One accountant for all events: a curve and a loss distribution do not compose with each other.
     if not accountant.has_loss_distributions(events):
@@ -629,8 +631,10 @@ class UnprotectedMethod(Method):
     is_private: ClassVar[bool] = False
 
     def unprotected(self, training: Training, *remarks: str) -> Trained:
-        """Return the trained model of ``training``. Its only event is a sum over all private records without noise, so
-        that the run's epsilon is infinite. ``remarks`` are for the run's privacy statement.
+        """Return the trained model of ``training``, with ``remarks``: sentences that the run's privacy statement adds.
+
+        The one privacy event that is returned is a sum over all private records without noise. It makes the epsilon of
+        the run infinite.
         """
         # An unprotected target states the relation alone, if anything.
         relation: Relation = getattr(self.target, "relation", None) or "add or remove one"
@@ -790,12 +794,14 @@ def check_release_of(config: Method, source: Path) -> None:
     """Raise ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
     if not isinstance(config, ReleasingMethod):
         raise ConfigError(
-            f"method: {config.method} keeps no release that another run could learn from; choose the method "
-            "of the run that has a release."
+            f"method: {config.method} keeps no release (noisy statistics that another run could learn from); set "
+            "method to that of the run whose release is used."
         )
     found = RunDirectory(root=source).released
     if not found.is_file():
-        raise RunFolderError(f"{source}: holds no release ({found.name} missing); give the folder of a finished run.")
+        raise RunFolderError(
+            f"{source}: holds no release ({found.name} is missing); give the folder of a finished run of this method."
+        )
     origin = read_release(found)[1]
     # The rule of a hashed split is compared once the data are read.
     settings = {name: value for name, value in origin.settings.items() if name != "parts"}
@@ -1060,11 +1066,11 @@ def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -
 
 
 def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> Values:
-    """Return settings of the method ``name`` that fit ``count`` protected records or persons at each site and
-    ``num_public`` public records.
+    """Return suggested settings of the method ``name``, by section, for a data set of ``num_public`` public records
+    and, at each site, ``count`` protected records or persons.
 
-    Settings of teachers are chosen by the records of one site. The size of the embedding, and of a sum over all sites,
-    is chosen by the records of all sites. Values that the method's class sets itself take precedence.
+    The number of teachers and the size of batches suit the records of one site. The size of the embedding suits the
+    records of all sites. Values that the method's class sets itself take precedence.
     """
     method = find_method(name)()
     own = {section: value for section, value in method if isinstance(value, Section)}

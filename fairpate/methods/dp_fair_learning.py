@@ -238,7 +238,7 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
     if not counts_GE.all():
         group, event = np.argwhere(counts_GE == 0)[0]
         raise ValueError(
-            "Expected records of every group in every event (condition on the label), got none in group "
+            "Expected records of every group in every fairness event (a label, or all records), got none in group "
             f"{group}, event {event}; merge groups."
         )
 
@@ -722,8 +722,8 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     found = linprog(wrong_GCC.ravel(), np.array(rows), np.array(bounds), total, ones, bounds=(0, 1), method="highs")
     if found.status != 0 or found.x is None or found.fun is None:
         raise ValueError(
-            f"The solver found no solution of the linear programme for the mixing ({found.message}); raise max_gap or "
-            "epsilon."
+            f"The solver found no change of predictions by group that keeps the allowed gap ({found.message}); raise "
+            "max_gap or epsilon."
         )
     mixing_GCC = np.clip(found.x.reshape(wrong_GCC.shape), 0.0, 1.0)
     # The solver keeps bounds and sums up to a tolerance.

@@ -340,14 +340,14 @@ def release_shares(
         widths = [len(row) for row in config.shares]
         if widths != [cells.num_groups] * cells.num_events:
             raise ValueError(
-                f"Expected dp_fermi.shares to have {shape[0]} rows, one per event, each of {shape[1]} numbers, one per "
-                f"group; got rows of {widths} numbers."
+                f"Expected dp_fermi.shares to have {shape[0]} rows, one per fairness event (a label, or all records), "
+                f"each of {shape[1]} numbers, one per group; got rows of {widths} numbers. Correct the rows."
             )
         declared_EG = np.asarray(config.shares, dtype=np.float64)
         # Declared shares may be rounded to three digits.
         if not np.allclose(declared_EG.sum(axis=1), 1, atol=1e-3) or not (declared_EG >= config.min_share).all():
             raise ValueError(
-                f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each event, "
+                f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each row, "
                 f"got {declared_EG.tolist()}; correct them."
             )
         return Shares(shares_EG=declared_EG)

@@ -405,10 +405,8 @@ def train_pf_ld(
     elif len(config.group_sizes) == num_populations * num_groups:
         sizes_UG = torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
     else:
-        sizes = f"{num_populations * num_groups} cells ({num_populations} populations, {num_groups} groups)"
-        raise ValueError(
-            f"Expected one number in pf_ld.group_sizes for each of {sizes}, got {len(config.group_sizes)}."
-        )
+        sizes = f"{num_populations * num_groups} sizes ({num_groups} groups in each of {num_populations} populations)"
+        raise ValueError(f"pf_ld.group_sizes: expected {sizes}, got {len(config.group_sizes)}; give one size for each.")
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
     guided = per_example.GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
     rate = min(1.0, config.batch_size / len(x))
@@ -586,7 +584,10 @@ def coefficients(
         raise ValueError(f"Expected records of every group, got none of group {missing[0]}; merge groups.")
     size = features_ND.shape[1]
     if size > _MOST_FEATURES:
-        raise ValueError(f"Expected at most {_MOST_FEATURES} features, the constant included, got {size}; choose f_ld.")
+        raise ValueError(
+            f"Expected at most {_MOST_FEATURES} features, the constant included, got {size}; set method=f_ld, which "
+            "has no limit."
+        )
     # The constant, the last feature, is not penalised.
     signs_N, penalised_D = np.where(labels_N == 1, 1.0, -1.0), np.append(np.ones(size - 1), 0.0)
     covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)

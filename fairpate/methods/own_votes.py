@@ -318,8 +318,8 @@ class OwnVotes(GnmaxMethod):
         and for a gate if the file has no groups."""
         if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
             raise ConfigError(
-                f"data.name: {self.votes.path} has votes on other records than {dataset.name}; give the file for these "
-                "records."
+                f"data.name: {self.votes.path} has votes on other records than those of {dataset.name}; give the file "
+                "of the votes on this data set (votes.path)."
             )
         if self.gate != NO_GATE and dataset.group_names == (EVERYONE,):
             raise ConfigError(

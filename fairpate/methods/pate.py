@@ -112,7 +112,8 @@ def place_of(run: RunDirectory) -> LedgerPlace:
     anchor = values.get("anchor")
     if not all(isinstance(value, str | None) for value in values.values()) or values.keys() - {"ledger", "anchor"}:
         raise RunDirectoryError(
-            f"{run.ledger_place}: not a readable location of the run's ledger; restore the file from a copy."
+            f"{run.ledger_place}: this file, which states the place of the run's ledger, is damaged; restore it from "
+            "a copy."
         )
     return LedgerPlace(ledger=values.get("ledger") or run.ledger, anchor=anchor and parsed(anchor))
 
@@ -166,8 +167,8 @@ def open_ledger(
     is_file = not is_database(place.ledger)
     if released and is_file and not run.ledger.exists():
         raise RunDirectoryError(
-            f"{run.ledger}: gone, although {released[0]} was released from this ledger; restore all files of the "
-            "ledger from one copy, or start a new run folder."
+            f"{run.ledger}: this ledger is missing, although {released[0]} was released and charged to it; restore all "
+            "files of the ledger from one copy, or start a new run folder."
         )
     # Once something was released, a missing ledger is never replaced: its charges would be forgotten.
     may_create = create and not released and is_file
@@ -180,8 +181,8 @@ def open_ledger(
             if lost or len(ledger.outcome_of) < stated:
                 lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
                 raise RunDirectoryError(  # noqa: TRY301 - the ledger is closed below
-                    f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public "
-                    "records of this run from one copy, or start a new run folder."
+                    f"{ledger.name}: this ledger lacks {lacks} that the run has released. Restore all files of the "
+                    "ledger, and the public records of the data set, from one copy; or start a new run folder."
                 )
         # After the check: the meter would settle the odometer to a ledger that lacks what was released.
         if meter is not None:
@@ -838,8 +839,8 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
 def target_behind_sorted_filter(
     epsilon: float, delta: float, *, max_disparity: float | Fraction
 ) -> tuple[float, float]:
-    """Return the largest (epsilon, delta) of a mechanism that, with its input passed through FairPATE's
-    :func:`sorted_filter`, is (``epsilon``, ``delta``)-DP.
+    """Return the largest (epsilon, delta) that a mechanism may have by itself, so that :func:`sorted_filter` followed
+    by the mechanism is (``epsilon``, ``delta``)-DP. It inverts :func:`cost_behind_sorted_filter`.
     """
     # The cost is computed for its checks alone. K changes at epsilon / K together multiply delta by K e^epsilon.
     factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)

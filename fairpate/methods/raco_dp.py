@@ -159,7 +159,10 @@ class RateConstraints:
                 num_cells = self.partition.num_cells
                 # An empty union of cells has no rate.
                 if not term.cells or not all(0 <= cell < num_cells for cell in term.cells):
-                    raise ValueError(f"Expected one or more cells below {num_cells} in {where}, got {term.cells}.")
+                    raise ValueError(
+                        f"Expected terms in {where} to list one or more cells of the partition, numbered from 0 and "
+                        f"below {num_cells}, got {term.cells}; correct cells."
+                    )
                 if len(term.weights) != self.num_classes or not np.isfinite(term.weights).all():
                     raise ValueError(f"Expected {self.num_classes} finite weights in {where}, got {term.weights}.")
         # The least value for any predictions; overlapping unions are treated as disjoint. A share of all records may
@@ -550,12 +553,14 @@ def priced_training(
     histogram_randomness: PrivateRandomness,
     person_N: Tensor | None = None,
 ) -> PrivateTraining:
-    """Return a DP-SGD training on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), ready to run, in which
-    each step first releases a noisy histogram.
+    """Return a DP-SGD training under rate constraints, ready to run, on private ``x`` (N, ...), ``labels`` (N,) and
+    ``cells`` (N,), the number of each record's cell in the partition by label or group.
 
-    ``pricing`` maps each noisy histogram (Q, C) to prices of that shape. If the steps have noise for sizes, the number
-    of records of every cell is released too, and the histogram is :func:`refined` by it. ``histogram_randomness`` is
-    separate from the randomness of sampling and gradients, so that prices of 0 give DP-SGD bit for bit.
+    Each step first releases a noisy histogram (Q, C) of its batch's predictions by cell and class. ``pricing`` maps the
+    histogram to prices (Q, C), which :class:`PricedLoss` adds to the losses of the records. If ``steps.size_noise`` is
+    set, the step also releases the number of records in every cell with this noise, and :func:`refined` corrects the
+    histogram by these numbers. ``histogram_randomness`` is separate from the randomness of sampling and gradients, so
+    that prices of 0 give DP-SGD bit for bit.
     """
     from fairpate.nn.private_fit import GaussianNoise, LaplaceNoise, PrivateTraining, StepPlan
 

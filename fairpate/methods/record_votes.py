@@ -703,7 +703,12 @@ def labels_of_chances(chances_MC: RealArray) -> PoolLabels:
 
 
 def rule_network(rule_CW: FloatArray) -> tuple[configuration.ModelConfig, nn.Module]:
-    """Return the linear rule (C, W) over votes as a network over embedded records, with its architecture."""
+    """Return the architecture of a network, and the network, which gives embedded records the scores of the linear rule
+    ``rule_CW``.
+
+    The rule reads votes. A record's vote is a constant and its embedded features, whose norm is bounded. The network
+    bounds their norm likewise; the bias and the weights of its linear layer are the rule's coefficients, rescaled.
+    """
     from fairpate.nn.models import build_model  # a configuration is read without torch
 
     architecture = configuration.ModelConfig(name="bounded_logistic")

@@ -358,7 +358,8 @@ class ResidualVotes(RulesOfRecords):
 
     @property
     def noise_of_sums(self) -> float:
-        """The standard deviation of the noise of the first release, in units in which a vote has norm one."""
+        """The standard deviation of the noise of the sums of votes by class, which are released first. Its unit is the
+        largest norm of a vote."""
         sums, *_ = self.residual_votes.events(self.multiplier(), "public")
         return sums.noise_stddev_votes / UNITS
 
@@ -597,8 +598,11 @@ class AdaSsp(RulesOfRecords):
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
-    """Return the label with the highest score for each public record; scores (M, C) estimate label indicators. Scores
-    that are clipped at 0 and normalised serve as label probabilities."""
+    """Return for each public record the label with the highest score and probabilities of all labels; the scores (M, C)
+    estimate label indicators.
+
+    The probabilities are the scores, clipped at 0 and normalised. No label is drawn from them at random.
+    """
     # The label with the largest score keeps a small share if no score is positive.
     clipped_MC = np.maximum(scores_MC, 0.0)
     clipped_MC[np.arange(len(scores_MC)), scores_MC.argmax(axis=1)] += 1e-9

@@ -345,8 +345,8 @@ def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> T
     """
     if config.trainable != "head":
         raise ValueError(
-            f"Expected backbone.trainable to be head, got {config.trainable}, with which features are not fixed; set "
-            "head."
+            f"Expected backbone.trainable to be head, got {config.trainable}, which also trains the layers that "
+            "compute the features; set head."
         )
     return predict_logits(_headless(config, tuple(x.shape[1:]), device), x)
 
@@ -369,7 +369,7 @@ class Mixture(nn.Module):
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
         if not members:
-            raise ValueError("Expected at least one member of the mixture, got none; give one or more models.")
+            raise ValueError("Expected at least one model in members, got none; give one or more.")
         self.members = nn.ModuleList(members)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -434,7 +434,9 @@ def pretrain_by_rotations(
     ``public_x`` (N, channels, side, side). ValueError for records that are not square images, and for no records.
     """
     if public_x.ndim != 4 or public_x.shape[2] != public_x.shape[3] or not len(public_x):
-        raise ValueError(f"Expected square public images, got shape {tuple(public_x.shape)}; leave pretrain out.")
+        raise ValueError(
+            f"Expected square public images, got shape {tuple(public_x.shape)}; leave public_data.pretrain out."
+        )
     turned = torch.cat([public_x.rot90(quarters, (2, 3)) for quarters in range(_QUARTERS)])
     turns = torch.arange(_QUARTERS).repeat_interleave(len(public_x))
     seed, shape = int(torch.randint(2**62, (), generator=generator)), tuple(public_x.shape[1:])
@@ -546,7 +548,10 @@ def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator)
     the records is shuffled, and its remainder is left out. ValueError for fewer than two groups.
     """
     if not len(groups_M) or groups_M.min() == groups_M.max():
-        raise ValueError("Expected public records of two groups or more, got fewer; choose another public split.")
+        raise ValueError(
+            "Expected public records of two groups or more, got fewer; raise data.num_public, or add public records of "
+            "other groups."
+        )
     share = min(1.0, batch_size / len(groups_M))
     members = [torch.nonzero(groups_M == group).flatten() for group in sorted(set(groups_M.tolist()))]
     sizes = [max(1, math.floor(share * len(rows))) for rows in members]

@@ -151,7 +151,10 @@ class Separation:
     def __post_init__(self) -> None:
         if min(self.num_included, self.num_left_out) < 2 or not math.isfinite(self.t):
             given = self.num_included, self.num_left_out, self.t
-            raise ValueError(f"Expected two or more canaries both in and out of the data and a finite t, got {given}.")
+            raise ValueError(
+                "Expected two or more canaries both in and out of the data (num_included, num_left_out) and a finite "
+                f"statistic t, got {given}; use more canaries."
+            )
 
     def mu_lower_bound(self, confidence: float = 0.95) -> float:
         """Return a lower confidence limit on the shift mu of normal scores, in standard deviations; at least 0.

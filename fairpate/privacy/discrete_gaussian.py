@@ -282,7 +282,9 @@ def log_survival_table(stddev: float, max_value: int, *, of_difference: bool = F
     integers (d odd), and these sums differ visibly below s = 1.
     """
     if not 0 <= max_value <= 2**24:
-        raise ValueError(f"Expected 0 <= max_value <= 2^24, got {max_value}; use inf for a larger threshold.")
+        raise ValueError(
+            f"Expected 0 <= max_value <= 2^24, got {max_value}; lower it, or make the threshold behind it inf."
+        )
     # The next power of two, so that similar sizes share one cached table.
     size = 1 << max(8, int(max_value).bit_length())
     return _tails(float(stddev), size, of_difference=of_difference)[: max_value + 1]

@@ -246,7 +246,8 @@ class _Tail:
 
     @classmethod
     def of(cls, losses: Sum, tilt: float) -> _Tail:
-        """Return the tail of the sum of independent ``losses``, all tilted by ``tilt``."""
+        """Return the upper tail of the sum of independent ``losses``, which are tilted here: each mass at a loss l is
+        multiplied by exp(``tilt`` l), and normalised."""
         interval, total = losses[0][0].interval, sum(count for _, count in losses)
         tilted, log_moment, error, log_finite, odd = [], 0.0, 0.0, 0.0, 0.0
         for part, count in losses:

@@ -370,8 +370,8 @@ def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float
         if np.any(np.diff(values) < -_UNTIL_ROUNDING * values[1:] - _VANISHING):
             raise ValueError(
                 f"The smooth sensitivity is unknown at order {order} with noise_stddev_votes {noise} and {num_classes} "
-                f"classes, because the argmax's {what} does not rise with q, the bound on P[not the plurality], up to "
-                f"{end}; publish at a lower order, or raise noise_stddev_votes."
+                f"classes. It needs a {what} of the noisy argmax that rises with q, a bound on P[not the plurality], "
+                f"up to {end}. Publish at a lower order, or raise noise_stddev_votes."
             )
     return log_q1, log_q0
 
@@ -737,7 +737,8 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
 
 
 def _precision(event: VoteTables | NeighbourVotes) -> float:
-    """Return the squared L2 sensitivity divided by the noise variance, for counts and threshold check together."""
+    """Return the squared L2 sensitivity over the noise variance of one release: the sum of 1 / variance over the vote
+    counts that one record changes and, if ``event`` has one, the threshold check."""
     stddevs = [event.noise_stddev_votes]
     if isinstance(event, NeighbourVotes):
         # The noise of the counts is listed twice, because two counts move.

@@ -102,7 +102,7 @@ def _require_noise(stddev: float) -> None:
     if stddev > _MOST_NOISE:
         raise NotRecomputedError(
             f"the second accountant cannot recompute this epsilon: noise of standard deviation {stddev:g} is above "
-            f"{_MOST_NOISE:g}, its limit"
+            f"{_MOST_NOISE:g}, its limit; recompute it by hand"
         )
     if not stddev > _LEAST_NOISE:
         raise _NoNoiseError
@@ -198,7 +198,9 @@ KINDS: Mapping[str, tuple[str | None, str | None]] = {
 def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the unit and the relation for which a privacy event is defined. NotRecomputedError for an unknown kind."""
     if event.get("kind") not in KINDS:
-        raise NotRecomputedError(f"the second accountant does not know the kind of event {event.get('kind')!r}")
+        raise NotRecomputedError(
+            f"the second accountant does not know the kind of event {event.get('kind')!r}; recompute its cost by hand"
+        )
     unit, relation = KINDS[event["kind"]]
     return unit or event["unit"], relation or event["relation"]
 
@@ -212,8 +214,8 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
     # NaN fails the comparison too.
     if not LEAST_DELTA <= delta < 1:
         raise NotRecomputedError(
-            f"the second accountant cannot recompute epsilon at delta {delta:g}: delta must be between {LEAST_DELTA:g} "
-            "and 1, because rounding errors would be too large below"
+            f"the second accountant cannot recompute epsilon at delta {delta:g}: its rounding errors are too large "
+            f"below {LEAST_DELTA:g}; state epsilon at a larger delta, below 1"
         )
     for event in events:
         _require_valid(event)
@@ -254,7 +256,7 @@ def _require_valid(event: Mapping[str, Any]) -> None:
                 # Pairs of several noises lack their far tails.
                 raise NotRecomputedError(
                     "the second accountant cannot recompute this epsilon: it has no Renyi curve for "
-                    f"{inner['kind']} inside of SecretTrials"
+                    f"{inner['kind']} inside of SecretTrials; recompute it by hand"
                 )
             _require_valid(inner)
             # An inner event that names no unit or relation has those of the outer one.
@@ -389,7 +391,7 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
     if not means[0] < mean < means[-1]:
         raise NotRecomputedError(
             "the second accountant cannot recompute this epsilon: it finds no gamma at which SecretTrials with eta "
-            f"{eta:g} have {mean:g} expected trials"
+            f"{eta:g} have {mean:g} expected trials; recompute it by hand"
         )
     # The dearest of the settings, at the orders of the trial inside and at those outside.
     trial, outside = (

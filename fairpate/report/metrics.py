@@ -87,9 +87,13 @@ class GroupResult:
 class GapResult:
     """One fairness gap with its bootstrap percentile interval, which is widened if necessary to include the gap itself.
 
-    ``min_cell_size``: the size of the smallest compared cell (a group, or a group and class). ``n_undefined``: the
-    number of cells left out. ``where``: words for the cell in which rates differ most between groups. If a cell has too
-    few records, the gap is undefined and its ``min_cell_size`` is 0.
+    A gap compares the rates of cells. A cell is the records of one group, or of one group with one true label.
+
+    - ``min_cell_size``: the number of records in the smallest compared cell.
+    - ``n_undefined``: the number of cells left out.
+    - ``where``: words for the largest difference: the prediction that is compared, and the groups whose rates differ.
+
+    If a cell has too few records, the gap is undefined and its ``min_cell_size`` is 0.
     """
 
     value: float

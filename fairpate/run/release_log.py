@@ -572,8 +572,9 @@ def _fits(
         unpriced = {type(one.events[0]).__name__ for one in alone if not np.isfinite(one.rdp_A[line.place])}
         if unpriced and not is_alone:
             raise LimitReachedError(
-                f"{place}: the limit of {limit:g} adds up costs as Renyi divergences of order {line.order:g}, which "
-                f"{', '.join(sorted(unpriced))} lacks; make this the only release, or use another method."
+                f"{place}: the limit of {limit:g} adds up Renyi divergences of order {line.order:g}, which are "
+                f"infinite or unknown for {', '.join(sorted(unpriced))}; make this the only release, or use another "
+                "method."
             )
         spent, total = (
             max(accountant.least_adaptive_limit(curve_A, delta=delta) for _, curve_A in _by_part(rows))

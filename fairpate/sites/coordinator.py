@@ -76,8 +76,8 @@ class CoordinatorSums:
         self._number += 1
         if exact_RW.any():
             raise SumError(
-                "The coordinator's data set has private records; remove them here, and let a further site join "
-                "with them."
+                "The coordinator's data set has private records; remove them from it, and let one more site join with "
+                "these records."
             )
         with self._changed:
             if self._plan.reads_model(number):

@@ -95,8 +95,8 @@ class SitePlan:
             is_usable = is_usable and math.isfinite(each.noise_stddev) and min(each.rows, each.columns) > 0
         if not is_usable:
             raise PlanError(
-                "sums: the plan has none, their sizes are not integers above 0, or they lack finite noise; get the "
-                "plan from its author again, who makes it with `fairpate site plan`."
+                "sums: expected one or more sums with their privacy events, whole numbers of rows and columns, and "
+                "finite noise; get the plan from its author again, who makes it with `fairpate site plan`."
             )
         if not all(_NAME.fullmatch(name) for name in self.sites):
             raise PlanError(
@@ -427,8 +427,8 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
     for name, here in rehearse(config, dataset).items():
         if here != stated[name]:
             raise PlanError(
-                f"{name}: this site's rehearsal differs from the plan; compare the public records, the declaration and "
-                "the version of this software with those of the plan's author."
+                f"{name}: a trial run without private records on this machine differs from the plan; compare the "
+                "public records, the declaration and the version of this software with those of the plan's author."
             )
 
 

@@ -79,7 +79,7 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
         (
             "records: shop.csv",
             "records: /etc/passwd",
-            r"files\.records\.0\.path: expected .* by --data-dir",
+            r"files\.records\.0\.path: expected .* --data-dir",
         ),
         ("records: shop.csv", "records: {path: a, sha256: abc}", r"files\.records\.0\.sha256: .*got 'abc'\."),
         ("shop.csv", "shop.zip", r"files: shop\.zip: expected a table, which may be gzipped, got an archive"),

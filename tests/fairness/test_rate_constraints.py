@@ -178,8 +178,8 @@ CONSTRAINT = RateConstraint(name="mine", terms=(TERM,), bound=0.1)
     [
         (replace(CONSTRAINT, terms=()), "terms and a finite bound"),
         (replace(CONSTRAINT, bound=float("nan")), "terms and a finite bound"),
-        (replace(CONSTRAINT, terms=(replace(TERM, cells=()),)), "one or more cells below 2 in constraint 'mine'"),
-        (replace(CONSTRAINT, terms=(replace(TERM, cells=(2,)),)), "cells below 2 in constraint 'mine'"),
+        (replace(CONSTRAINT, terms=(replace(TERM, cells=()),)), "in constraint 'mine' to list one or more cells"),
+        (replace(CONSTRAINT, terms=(replace(TERM, cells=(2,)),)), "numbered from 0 and below 2, got .2,"),
         (replace(CONSTRAINT, terms=(replace(TERM, weights=(1.0,)),)), "2 finite weights in constraint 'mine'"),
         (replace(CONSTRAINT, bound=-0.1), "'mine' cannot be kept: no predictions bring it below 0"),
         (replace(CONSTRAINT, bound=-1.1, terms=(replace(TERM, weights=(0, -1), of_all=True),)), "below -1, and"),

@@ -172,7 +172,7 @@ def test_replacing_a_record_takes_more_noise_and_renyi_curves_do_not_price_it() 
 def test_events_under_another_relation_are_not_priced() -> None:
     with pytest.raises(ValueError, match="replace one"):
         priced(run_dp_sgd().events, PrivacyTarget(relation="replace one"))
-    with pytest.raises(ValueError, match="Expected events"):
+    with pytest.raises(ValueError, match="Expected privacy events"):
         priced([], PrivacyTarget())
 
 

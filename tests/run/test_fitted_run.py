@@ -95,4 +95,4 @@ def test_voters_that_fill_a_ledger_may_read_an_embedding(fairpate, tmp_path, met
     (tmp_path / "run" / "private" / "ledger.sqlite").unlink()
     code, _, errors = fairpate(*command)
     assert code == 1
-    assert "gone, although" in errors
+    assert "ledger is missing, although" in errors

@@ -193,7 +193,7 @@ def test_a_released_count_that_the_ledger_does_not_hold_is_noticed(train: Train)
     released = read_labels(run.labels)
     assert released.counts is not None
     write_labels(replace(released, counts=released.counts + 1), run.labels)
-    with pytest.raises(RunDirectoryError, match=r"ledger.sqlite: lacks .* labels that were released"):
+    with pytest.raises(RunDirectoryError, match=r"ledger.sqlite: this ledger lacks .* labels"):
         run_again(run)
 
 
