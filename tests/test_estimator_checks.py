@@ -19,6 +19,7 @@ FEW_STEPS: dict[str, Any] = {
     "noise": "seeded",
     "ray": {"num_actors": 0},
     "teachers": {"num_teachers": 3, "fit": {"epochs": 5}},
+    "student": {"fit": {"epochs": 20}},
     "aggregator": {"num_queries": 20},
     "sgd": {"learning_rate": 0.05},
     "f_ld": {"warmup_epochs": 1, "epochs": 2},
@@ -36,6 +37,8 @@ def small(method: str) -> FairClassifier:
         values["target"] = {"accounting": "rdp"}
     if "epsilon" in known:
         values["epsilon"] = 1000.0 if method in ALMOST_NO_NOISE else 8.0
+    if not schema().has_student:
+        values.pop("student", None)
     if method == "sf_pate":  # it asks about every private record
         values.pop("aggregator")
     if schema().reads_public:

@@ -158,6 +158,7 @@ def test_images_of_bytes_and_what_cannot_be_fitted() -> None:
             clone(DP_SGD).fit(x, y)
 
 
+@pytest.mark.slow
 def test_a_search_goes_over_settings_of_sections_and_over_methods() -> None:
     grid = {"dp_fermi__weight": np.array([0.0, 1.0]), "dp_sgd__epochs": np.arange(1, 2)}
     search = GridSearchCV(FairClassifier("dp_fermi", **PRIVATE), grid, cv=2, error_score="raise")

@@ -234,6 +234,7 @@ def test_imagenet_is_torchvisions_file_in_the_hub_folder(tmp_path: Path, monkeyp
     assert torch.equal(load_weights(config)["conv1.weight"], published("resnet18").conv1.weight)  # type: ignore[union-attr, arg-type]
 
 
+@pytest.mark.slow
 def test_an_architecture_takes_a_trained_state_without_the_file(files: dict[str, Path]) -> None:
     config = config_of("resnet18", files["resnet18"])
     model = build_model(config, input_shape=(3, 64, 64), num_classes=2, generator_seed=3)

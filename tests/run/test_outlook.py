@@ -77,6 +77,7 @@ def test_a_run_says_it_before_it_asks_its_teachers(clinic, fairpate, monkeypatch
     assert "cannot be expected" not in said
 
 
+@pytest.mark.slow
 def test_an_earlier_run_that_did_not_beat_it_is_named(clinic, fairpate, tmp_path) -> None:
     record = {"method": "dp_sgd", "data": "clinic", "epsilon": 2.0, "accuracy": 0.95, "majority_accuracy": 0.95}
     earlier = tmp_path / "runs" / "earlier" / "public"

@@ -527,8 +527,7 @@ def replicated(name: str, size: int, noise: float, count: int) -> list[Evaluatio
     [
         pytest.param("two", 3000, 3.73, 40, id="two groups, 1"),
         pytest.param("two", 3000, 11.24, 400, id="two groups, .3", marks=pytest.mark.slow),
-        pytest.param("equal", 800, 3.73, 60, id="no gap, 1", marks=pytest.mark.slow),
-        pytest.param("equal", 800, 3.73, 400, id="no gap, 1, often", marks=pytest.mark.slow),
+        pytest.param("equal", 800, 3.73, 400, id="no gap, 1", marks=pytest.mark.slow),
         pytest.param("four", 1600, 3.73, 400, id="four groups, 1", marks=pytest.mark.slow),
     ],
 )

@@ -253,6 +253,7 @@ def held_out(folder, change=lambda columns: columns):
     return written(folder, change(columns), "held_out.csv")
 
 
+@pytest.mark.slow
 def test_test_records_measure_the_student_when_they_are_named_and_cost_nothing(tmp_path, fairpate, state):
     path, run = written(tmp_path, table()), RunDirectory(root=tmp_path / "run")
     fit = ("student.model.name=logistic", "student.fit.epochs=60", "student.fit.learning_rate=0.1")

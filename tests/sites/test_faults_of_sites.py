@@ -350,6 +350,7 @@ def test_requests_that_no_site_makes_are_refused(method: str, path: str, status:
         assert reply.status_code == status, reply.text
 
 
+@pytest.mark.slow
 def test_clocks_that_differ_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network, own, clock = Network(tmp_path, 4), threading.local(), time.time
     monkeypatch.setattr(time, "time", lambda: clock() + getattr(own, "years", 0) * 31_557_600)

@@ -81,12 +81,6 @@ def test_a_graph_predicts_other_records_as_the_student_does(name, shape):
     onnx.checker.check_model(onnx.load_from_string(made.graph), full_check=True)
 
 
-@pytest.mark.slow
-def test_large_backbones_too():
-    one, x = make("resnet50", (3, 64, 64)), records((3, 64, 64), 4)
-    np.testing.assert_allclose(predict(portable(one, x), x), one.probabilities(x), atol=1e-5)
-
-
 @pytest.mark.slow  # one of them in a run: tests/run/test_portable_run.py
 @pytest.mark.parametrize(
     "words",
