@@ -48,7 +48,7 @@ def test_writing_to_a_view_changes_neither_the_file_nor_another_view(file: Path)
 
 
 def test_pictures_of_another_shape_are_refused(file: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected \(7, 3, 5, 4\)"):
+    with pytest.raises(ValueError, match=r"shape \(7, 3, 5, 4\)"):
         map_pixels(file, (7, 3, 5, 4))
 
 

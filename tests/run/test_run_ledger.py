@@ -61,7 +61,7 @@ def test_no_ledger_is_made_where_anything_was_released(finished, tmp_path, kept)
     for file in [*ledger_files(copy / "private/ledger.sqlite"), *(copy / "public").iterdir()]:
         if file.name != kept:
             file.unlink()
-    with pytest.raises(RunDirectoryError, match=rf"ledger\.sqlite: gone, although .*{kept} was released"):
+    with pytest.raises(RunDirectoryError, match=rf"sqlite: this ledger is missing, although .*{kept} was released"):
         run(config.model_copy(update={"out": copy}))
     assert not ledger_files(copy / "private/ledger.sqlite")
 

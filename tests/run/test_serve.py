@@ -114,13 +114,13 @@ def test_a_service_makes_no_ledger_and_takes_no_older_one(finished, tmp_path):
     run, config = finished
     dataset = load_data(config.data)
     terms = config.plan(dataset).terms(read_votes(run.votes).ensemble)
-    for damage in ("gone", "lacks"):
+    for damage, words in (("gone", "this ledger is missing"), ("older", "this ledger lacks")):
         copy = RunDirectory(root=shutil.copytree(run.root, tmp_path / damage))
         for file in ledger_files(copy.ledger):
             file.unlink()
-        if damage == "lacks":
+        if damage == "older":
             Ledger(copy.ledger, terms).close()
-        with pytest.raises(RunDirectoryError, match=rf"ledger\.sqlite: {damage}"):
+        with pytest.raises(RunDirectoryError, match=rf"ledger\.sqlite: {words}"):
             open_backend(copy.root, config)
 
 
