@@ -96,7 +96,8 @@ class SitePlan:
         if not is_usable:
             raise PlanError(
                 "sums: expected sums with privacy events and finite noise, and whole numbers as rows, columns, "
-                "may_vanish and may_collude; get the plan from its author again, who makes it with `fairpate site plan`."
+                "may_vanish and may_collude; get the plan from its author again, who makes it with `fairpate site "
+                "plan`."
             )
         if not all(_NAME.fullmatch(name) for name in self.sites):
             raise PlanError(

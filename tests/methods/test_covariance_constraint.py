@@ -185,7 +185,7 @@ def test_codes_out_of_range_and_groups_without_records_are_refused(labels: Any, 
 
 
 def test_more_features_than_a_square_matrix_is_kept_of_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"at most 1000 features.* got 1001; choose f_ld"):
+    with pytest.raises(ValueError, match=r"at most 1000 features.* got 1001; set method=f_ld"):
         coefficients(np.ones((2, 1001)), np.array([0, 1]), np.array([0, 1]), config(0.0), num_groups=2)
 
 
