@@ -85,7 +85,7 @@ class Split:
         # A record without a person would be protected by itself alone, unlike the statement says.
         if missing := pc.sum(pc.equal(Names(self.person_id).packed, "")).as_py():
             raise DataError(
-                f"Expected a person for every record or for none, got {missing:,} records without a person; complete "
+                f"Expected a person for every record or for none, got {missing:,} without a person; complete "
                 "the column that names persons, or set data.unit=record to protect each record by itself."
             )
 
