@@ -85,8 +85,8 @@ class Split:
         # A record without a person would be protected by itself alone, unlike the statement says.
         if missing := pc.sum(pc.equal(Names(self.person_id).packed, "")).as_py():
             raise DataError(
-                f"Expected a person for every record or for none, but {missing:,} of {len(self):,} records have none; "
-                "complete the column that names persons, or set data.unit=record to protect each record by itself."
+                f"Expected a person for every record or for none, got {missing:,} without a person; complete "
+                "the column that names persons, or set data.unit=record to protect each record by itself."
             )
 
     def __len__(self) -> int:

@@ -95,8 +95,9 @@ class SitePlan:
             is_usable = is_usable and math.isfinite(each.noise_stddev) and min(each.rows, each.columns) > 0
         if not is_usable:
             raise PlanError(
-                "sums: expected one or more sums with their privacy events, whole numbers of rows and columns, and "
-                "finite noise; get the plan from its author again, who makes it with `fairpate site plan`."
+                "sums: expected sums with privacy events and finite noise, and whole numbers as rows, columns, "
+                "may_vanish and may_collude; get the plan from its author again, who makes it with `fairpate site "
+                "plan`."
             )
         if not all(_NAME.fullmatch(name) for name in self.sites):
             raise PlanError(

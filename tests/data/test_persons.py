@@ -82,7 +82,7 @@ def test_where_persons_do_not_count_splits_keep_them_together_all_the_same() -> 
 
 def test_a_record_without_a_person_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairpate.data.registry.entry_for", lambda _: visits(("", "", *PERSONS[2:])))
-    with pytest.raises(DataError, match=r"2 of 60 records have none; complete .*data.unit=record"):
+    with pytest.raises(DataError, match=r"got 2 without a person; complete .*data.unit=record"):
         load_data(DataConfig(name="visits"))
     split = records().records
     with pytest.raises(ValueError, match="a person for every record or for none, but 1 of"):
