@@ -85,7 +85,7 @@ def test_a_record_without_a_person_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(DataError, match=r"got 2 without a person; complete .*data.unit=record"):
         load_data(DataConfig(name="visits"))
     split = records().records
-    with pytest.raises(ValueError, match="a person for every record or for none, but 1 of"):
+    with pytest.raises(ValueError, match="a person for every record or for none, got 1 without"):
         dataclasses.replace(split, person_id=("", *PERSONS[1:]))
     with pytest.raises(ValueError, match="one length"):
         dataclasses.replace(split, person_id=PERSONS[1:])
