@@ -762,7 +762,10 @@ class Lagrangian:
 
 
 class RacoDp(DpSgdFamily):
-    """RaCO-DP, with noise calibrated to the target. It protects one record or person, with its group and label."""
+    """RaCO-DP: DP-SGD under constraints on the rates of predictions, such as those of each group.
+
+    It protects one record or person, with its group and label. The noise is calibrated to the target.
+    """
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"

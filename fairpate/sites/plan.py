@@ -505,7 +505,8 @@ class Journal:
                 os.fsync(file.fileno())
         except OSError as error:
             raise JournalError(
-                f"{old}: erased secrets cannot be overwritten in this file ({error}); restore the rights to write it."
+                f"{old}: this file still has secrets of an ended sum and cannot be overwritten ({error}); restore the "
+                "rights to write it."
             ) from error
 
     def _do(self, command: str, *values: Any) -> list[Any]:
