@@ -367,8 +367,8 @@ class Site:
         signed, survived = draw.parts(agreement, _SIGNATURE), draw.parts(survivors, _HASH + _SIGNATURE)
         if len(signed) < draw.threshold or not signed.keys() <= survived.keys():
             raise SumError(
-                f"Expected {draw.threshold} sites to sign the list of sites that are left, got {len(signed)}; make a new "
-                "plan."
+                f"Expected {draw.threshold} sites to sign the list of sites that are left, got {len(signed)}; make a "
+                "new plan."
             )
         # A list that fewer signed may have a rival: the shares for both would unmask a site's own numbers.
         for place, signature in signed.items():
