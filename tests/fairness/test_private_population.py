@@ -126,7 +126,7 @@ def simulated(seed: int, *, claimed: float = 1.0, stddev: float = 45.0) -> list[
     ("claimed", "fits"), [(1.0, True), (2 / 3, False), pytest.param(3 / 2, False, marks=pytest.mark.slow)]
 )
 def test_intervals_hold_as_often_as_they_say_and_only_for_the_noise_that_was_added(claimed: float, fits: bool) -> None:
-    runs = [simulated(seed, claimed=claimed) for seed in range(40)]
+    runs = [simulated(seed, claimed=claimed) for seed in range(60)]
     held = np.array([[found.low <= true <= found.high for true, found in run] for run in runs])
     of_rates, of_gaps = held[:, :-4], held[:, -4:]
     assert (0.93 < of_rates.mean() < 0.97) == fits

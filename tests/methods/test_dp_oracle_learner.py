@@ -191,9 +191,9 @@ def test_the_papers_rounds_and_noise() -> None:
     by_hand = math.sqrt(math.log(5)) * 2000 / (2 * 5 * math.sqrt(math.log(1e7)) * (100 * math.log(2000) + math.log(40)))
     assert found == pytest.approx(by_hand)
     assert found == pytest.approx(0.08, abs=0.005)
-    with pytest.raises(ValueError, match=r"got 0\.\d+ at epsilon 0.01 .* set dp_oracle_learner.num_rounds"):
+    with pytest.raises(ValueError, match=r"gives 0\.\d+ rounds .* epsilon 0.01 .* set dp_oracle_learner.num_rounds"):
         train(0.01, num_rounds=None)
-    with pytest.raises(ValueError, match="got inf at epsilon inf"):
+    with pytest.raises(ValueError, match="gives inf rounds .* epsilon inf"):
         train(math.inf, num_rounds=None)
     assert len(train(200.0, num_rounds=None, learning_rate=None).coefficients_RD) == math.floor(
         published_num_rounds(
