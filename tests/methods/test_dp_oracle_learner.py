@@ -193,7 +193,7 @@ def test_the_papers_rounds_and_noise() -> None:
     assert found == pytest.approx(0.08, abs=0.005)
     with pytest.raises(ValueError, match=r"gives 0\.\d+ rounds .* epsilon 0.01 .* set dp_oracle_learner.num_rounds"):
         train(0.01, num_rounds=None)
-    with pytest.raises(ValueError, match="gives inf rounds .* epsilon inf"):
+    with pytest.raises(ValueError, match=r"gives inf rounds .* epsilon inf"):
         train(math.inf, num_rounds=None)
     assert len(train(200.0, num_rounds=None, learning_rate=None).coefficients_RD) == math.floor(
         published_num_rounds(

@@ -61,7 +61,7 @@ DECLARED: dict[str, Any] = {
 }
 SETTINGS = {
     "evaluation": {"metrics": "private"},
-    "student": {"model": {"name": "logistic"}, "fit": {"epochs": 10}},
+    "student": {"model": {"name": "logistic"}, "fit": {"epochs": 10, "learning_rate": 0.01}},
     "target": {"epsilon": 1},
 }
 

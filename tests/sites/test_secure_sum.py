@@ -121,7 +121,11 @@ def test_shares_need_a_threshold_of_signatures_of_the_very_list_that_was_signed(
     def agreement(places: Any) -> bytes:
         return draw.flags(places) + b"".join(signed[place] for place in places)
 
-    for places, fault in (([0, 1, 2], "Expected 4 survivors"), ([0, 1, 2, 3], "Site 3"), ([0, 1, 2, 3, 4], "Site 3")):
+    for places, fault in (
+        ([0, 1, 2], "Expected 4 sites to sign"),
+        ([0, 1, 2, 3], "Site 3"),
+        ([0, 1, 2, 3, 4], "Site 3"),
+    ):
         with pytest.raises(SumError, match=fault):
             parties.site(0).shares(agreement(places))
     signed[5] = parties.site(5).agreed(one)
