@@ -13,10 +13,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # As pip would, but on every core, and without what nobody imports here, a third of it.
 UNUSED := tests?|testing|pip|mypyc?|debugpy|networkx|fontTools|graphql|jedi|rllib|llm|tune|train|transformers|_inductor|orm|dialects
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/($(UNUSED))/' .venv/lib >/dev/null || true
-# More than cores: many tests wait, for a browser, a service or a cluster.
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# One more than the cores of a small machine: tests wait for browsers, services and clusters, and every worker collects all of them.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test: .venv/.installed-dev ## install, then run every test but the slow campaigns, four files at a time
+test: .venv/.installed-dev ## install, then run every test but the slow campaigns, three files at a time
 	$(PYTEST) -m "not slow"
 
 test-all: .venv/.installed-dev ## the same with the campaigns
