@@ -1135,6 +1135,6 @@ def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *,
         if events and release.is_private:
             new = replace(release, events=events, plan=(), rdp_A=_NEW)
             of_kind.setdefault((release.unit, release.relation), []).append(new)
-    costs = {unit: composed_epsilon(found, delta=delta) for (unit, _), found in of_kind.items()}
-    now = [f"ε = {epsilon_text(cost)} of each {unit}" for unit, cost in costs.items()]
+    costs = [(unit, composed_epsilon(found, delta=delta)) for (unit, _), found in of_kind.items()]
+    now = [f"ε = {epsilon_text(cost)} of each {unit}" for unit, cost in costs]
     return f"{' and '.join(now)} of {data}; so far {spent(data, odometer, delta=delta)}" if now else ""

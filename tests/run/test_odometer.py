@@ -40,7 +40,15 @@ from fairpate.privacy.mechanism_events import (
 )
 from fairpate.run.compare import count_cell
 from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.release_log import LedgerMeter, LimitReachedError, Odometer, OdometerError, ReleaseLog, state_folder
+from fairpate.run.release_log import (
+    LedgerMeter,
+    LimitReachedError,
+    Odometer,
+    OdometerError,
+    ReleaseLog,
+    spent_since,
+    state_folder,
+)
 
 TERMS = dataclasses.replace(
     ledger_terms.TERMS,
@@ -73,6 +81,16 @@ def gaussians(count=1, noise_multiplier=10.0):
 def total(odometer, data="adult"):
     (found,) = odometer.totals(delta=1e-5, data=data)
     return found
+
+
+def test_a_command_names_the_cost_of_its_releases_under_each_relation(odometer, meter):
+    """Multiplier 1 costs 4.377178 at 1e-5; where a record is replaced it moves a sum twice as far, which costs 9.997."""
+    meter("one").record([gaussians(1, 1.0)], noise="os_entropy")
+    before = odometer.released("adult")
+    meter("two").record([gaussians(1, 1.0)], noise="os_entropy")
+    meter("three").record([dataclasses.replace(gaussians(1, 1.0), relation="replace one")], noise="os_entropy")
+    said, _, _ = spent_since(before, "adult", odometer, delta=1e-5).partition(" of adult")
+    assert said == "ε = 4.38 of each record and ε = 10.00 of each record"
 
 
 def test_releases_of_many_runs_cost_what_one_of_all_would(odometer, meter):
