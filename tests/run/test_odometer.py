@@ -84,7 +84,7 @@ def total(odometer, data="adult"):
 
 
 def test_a_command_names_the_cost_of_its_releases_under_each_relation(odometer, meter):
-    """Multiplier 1 costs 4.377178 at 1e-5; where a record is replaced it moves a sum twice as far, which costs 9.997."""
+    """Multiplier 1 costs 4.377178 at 1e-5; a replaced record moves a sum twice as far, which costs 9.997."""
     meter("one").record([gaussians(1, 1.0)], noise="os_entropy")
     before = odometer.released("adult")
     meter("two").record([gaussians(1, 1.0)], noise="os_entropy")
