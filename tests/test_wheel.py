@@ -182,12 +182,12 @@ def test_what_the_readme_shows_works_from_the_wheel(installed, demonstrated, tmp
         ("python", "-c", made + program),
         ("python", "-c", IN_TURN, *commands),
         ("python", "-c", FEWER_CELLS),
-        ("python", "hospitals/three_hospitals.py", "--sites", "2", "--out", "two"),  # site key, plan, serve and join
+        ("python", "hospitals/three_hospitals.py", "--out", "three"),  # site key, plan, serve and join
     ):
         began_s = time.monotonic()
         done = installed(*words, cwd=tmp_path)
         assert done.returncode == 0, (words, done.stderr)
-    assert time.monotonic() - began_s < 200, "docs/sites.md: three hospitals in five minutes; these are two"
+    assert time.monotonic() - began_s < 300, "docs/sites.md: three hospitals in five minutes"
     together, alone = re.findall(r"([\d.]+)% at", done.stdout)
     assert "at epsilon 0.100" in done.stdout
     # Alone it is less in nearly all draws of the noise, and no test should depend on a draw.
