@@ -13,14 +13,15 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # As pip would, but on every core, and without what nobody imports here, a third of it.
 UNUSED := tests?|testing|pip|mypyc?|debugpy|networkx|fontTools|graphql|jedi|rllib|llm|tune|train|transformers|_inductor|orm|dialects
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/($(UNUSED))/' .venv/lib >/dev/null || true
-# One more than the cores of a small machine: tests wait for browsers, services and clusters, and every worker collects all of them.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
+# Three workers on two cores: a fourth would collect all tests once more, and few of these wait for anything.
 test: .venv/.installed-dev ## install, then run every test but the slow campaigns, three files at a time
-	$(PYTEST) -m "not slow"
+	$(PYTEST) 3 -m "not slow"
 
+# Four: slow tests wait for browsers, services and clusters.
 test-all: .venv/.installed-dev ## the same with the campaigns
-	$(PYTEST)
+	$(PYTEST) 4
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
