@@ -664,8 +664,16 @@ def serve_plan(
 
     with base.checked_arguments():
         settings = HttpSettings(host=host, port=port, tls=TlsFiles.given(tls_cert, tls_key), log_file=log_file)
-    party = {"declaration": data, "data_dir": data_dir, "out": out, "own": workers or ()}
-    run = serve(plan, settings, reporter=Reporter(), wait_s=wait_s, **party)
+    run = serve(
+        plan,
+        settings,
+        declaration=data,
+        reporter=Reporter(),
+        data_dir=data_dir,
+        out=out,
+        wait_s=wait_s,
+        own=workers or (),
+    )
     return Output(facts={"run": run.root}, words=str(run.root))
 
 
@@ -710,9 +718,19 @@ def join_plan(
         # On standard error: standard output has the result alone.
         return yes or typer.confirm("Take part?", err=True)
 
-    party = {"declaration": data, "data_dir": data_dir, "out": out, "own": workers or ()}
-    authority = None if ca is None else str(ca)
-    run = join(url, key=key, agree=agree, reporter=Reporter(), digest=plan, wait_s=wait_s, ca=authority, **party)
+    run = join(
+        url,
+        declaration=data,
+        key=key,
+        agree=agree,
+        reporter=Reporter(),
+        digest=plan,
+        data_dir=data_dir,
+        out=out,
+        wait_s=wait_s,
+        ca=None if ca is None else str(ca),
+        own=workers or (),
+    )
     if run is None:
         return Output(facts={"run": None}, words="Nothing was sent, and nothing was charged.", code=1)
     # Of this process alone, which exchanged messages: those that computed tables are gone.

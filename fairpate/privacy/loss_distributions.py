@@ -630,6 +630,7 @@ def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray
 
 def _symmetric_excess(divergence: Callable[[FloatArray], FloatArray], interval: float, highest: int) -> FloatArray:
     """Return :func:`_excess` on the grid from -``highest`` to ``highest``, with one divergence for both signs."""
+    # The divergence takes most of the time, and its value at -epsilon follows from that at epsilon.
     above = divergence(_grid(interval, 0, highest + 1))
     below = np.exp(_grid(interval, -highest, highest)) * above[:0:-1]
     return np.concatenate([below, above]) * (1 + 4 * UNIT)

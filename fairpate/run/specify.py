@@ -461,8 +461,10 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
     """Return the printed form of the answer: for each panel, how many configurations meet the demand, a table of the
     best, and the command that repeats the best of them."""
     notions = answer.demand.notions
-    limits, signs = answer.demand.limits, {True: ">=", False: "<="}
-    asked = ", ".join(f"{_limit_name(name)} {signs[name in _LEAST]} {limit:g}" for name, limit in limits.items())
+    asked = ", ".join(
+        f"{_limit_name(name)} {'>=' if name in _LEAST else '<='} {limit:g}"
+        for name, limit in answer.demand.limits.items()
+    )
     parts: list[Any] = [Text(f"frontier: {answer.table}\nasked: {asked}\n")]
     for panel, found in answer.panels.items():
         parts.append(Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"))
