@@ -23,7 +23,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -562,25 +561,16 @@ def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator)
         yield from torch.cat(parts, dim=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """The outcome of :func:`calibrate`: the number of epochs, and ``disparities``, the demographic-parity gap on
-    held-out public records before each epoch and after the last."""
-
-    num_epochs: int
-    disparities: tuple[float, ...]
-
-
 def calibrate(
     model: nn.Module, x: Tensor, groups: Tensor, config: CalibrationConfig, *, y: Tensor, generator: torch.Generator
-) -> Calibration:
+) -> list[float]:
     """Fine-tune ``model`` in place towards demographic parity on public records ``x`` (N, ...), ``groups`` (N,).
 
     This is the calibration of FairPATE, Appendix D.1. The paper shows its algorithm in a figure only. Each step lowers
     ``weight`` times the regulariser :func:`dpfr`, plus a cross entropy whose targets are the model's predictions before
     the calibration. With ``config.labels`` (Appendix C) a record's target is its label in ``y`` (N,) instead, if it has
     one (-1: no label). Training stops after 20 epochs, or when predictions for held-out public records have no
-    demographic-parity gap.
+    demographic-parity gap. Return that gap before each epoch and after the last.
 
     ValueError if the public records are too few, if the held-out or the other records have fewer than two groups, or if
     labels are needed and there are none.
@@ -609,4 +599,4 @@ def calibrate(
             torch.autograd.backward(loss)
             optimizer.step_from_backward(epoch=0)
         disparities.append(hard_disparity(predict_logits(model, x[held_out]), groups[held_out]))
-    return Calibration(num_epochs=len(disparities) - 1, disparities=tuple(disparities))
+    return disparities

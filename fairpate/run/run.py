@@ -555,9 +555,9 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
     if settings.calibration is not None:
         with reporter.stage("calibration"):
             generator = base.torch_generator(config.seed, Stream.CALIBRATION)
-            done = calibrate(model, public.x, public.z, settings.calibration, y=public.y, generator=generator)
-        course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
-        reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
+            gaps = calibrate(model, public.x, public.z, settings.calibration, y=public.y, generator=generator)
+        course = f"disparity on held-out public records {gaps[0]:.3f} -> {gaps[-1]:.3f}"
+        reporter.note("calibration", f"{len(gaps) - 1} epochs, {course}")
     return replace(trained, model=model)
 
 
