@@ -46,7 +46,7 @@ from torch import Tensor
 
 from fairpate import config as configuration
 from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
-from fairpate.data import Dataset, Split
+from fairpate.data import SPLIT_NAMES, Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
 from fairpate.data.embedding import embedded, save_embedding
@@ -334,23 +334,24 @@ def dataset_of(
         np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
         for values, count in ((private_z, len(x)), (public_z, len(public_x)))
     )
-
     private = replace(_split(x, codes, private_codes), person_id=persons or ())
-    # Test records are given later: `fit` has none.
-    nothing = private.take([])
-    dataset = Dataset(
-        name="records",
-        kind="image" if x.ndim == 4 else "tabular",
-        private=private,
-        public=_split(public_x, np.full(len(public_x), -1), public_codes),
-        validation=nothing,
-        test=nothing,
+    dataset = _dataset(
+        # Test records are given later: `fit` has none.
+        {"private": private, "public": _split(public_x, np.full(len(public_x), -1), public_codes)},
         label_names=tuple(str(name) for name in classes),
         group_names=tuple(str(name) for name in groups) or ("everyone",),
         sensitive_attribute="group",
         keeps_names=bool(persons),
     )
     return dataset, classes, groups
+
+
+def _dataset(splits: Mapping[str, Split], **facts: Any) -> Dataset:
+    """Return a data set named ``records`` of the given ``splits``; the other splits are empty. ``facts`` are its other
+    fields."""
+    some = next(iter(splits.values()))
+    kind = "image" if some.x.ndim == 4 else "tabular"
+    return Dataset(name="records", kind=kind, **dict.fromkeys(SPLIT_NAMES, some.take([])) | facts | splits)
 
 
 def _split(x: Tensor, labels: Values, groups: Values) -> Split:
@@ -988,14 +989,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         z, codes = self._codes(records.groups), torch.from_numpy(np.searchsorted(self.classes_, labels))
         z = np.zeros(len(x), dtype=np.int64) if z is None else z
         test = Split(x=x, y=codes, z=torch.from_numpy(z), record_id=tuple(map(str, range(len(x)))))
-        nothing = test.take([])
-        dataset = Dataset(
-            name="records",
-            kind="image" if x.ndim == 4 else "tabular",
-            private=nothing,
-            public=nothing,
-            validation=nothing,
-            test=test,
+        dataset = _dataset(
+            {"test": test},
             label_names=card.label_names,
             group_names=card.group_names,
             sensitive_attribute=card.sensitive_attribute,
