@@ -28,7 +28,6 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 from pydantic import Field
@@ -37,7 +36,7 @@ from aggregator.session import Ballot
 from fairpate.config import ConfigError, Count, GateConfig, GatedAggregatorConfig, Refused, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
-from fairpate.data.tables import number_in, text_of
+from fairpate.data.tables import TableFaults, cells, numbers, text_of
 from fairpate.methods.base import Training
 from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels, StandingVoters
 from fairpate.pages import counted
@@ -251,12 +250,8 @@ def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
-    """Return a column of ``table`` as numbers; NaN for values that are not numbers."""
-    values = table[column].combine_chunks()
-    try:
-        return np.array(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
-    except pa.ArrowInvalid:
-        return np.array([number_in(value) for value in values.to_pylist()], dtype=np.float64)
+    """Return a column of ``table`` as numbers; NaN for values that are not finite numbers."""
+    return numbers(cells(table, column, "", TableFaults()))
 
 
 _NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
