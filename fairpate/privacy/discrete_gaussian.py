@@ -138,7 +138,7 @@ def sample_discrete_gaussian(stddev: float | Fraction, source: NoiseSource) -> i
 
 @lru_cache(maxsize=64)
 def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
-    require_positive_stddev(float(stddev))
+    require_positive("stddev", float(stddev))
     exact = Fraction(stddev)
     # Candidates of any scale give exact draws; close to the standard deviation, few are rejected (their Algorithm 3).
     return exact**2, math.floor(exact) + 1
@@ -221,7 +221,7 @@ _WIDEST_TABLE = 2.0**12
 def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
     """Return the 64-digit :func:`exact_cuts` of the distribution function: the least integer x, and the cuts as a list
     and as a read-only array."""
-    require_positive_stddev(stddev)
+    require_positive("stddev", stddev)
     least, cuts = exact_cuts(stddev, 64)
     table = np.array(cuts, dtype=np.uint64)
     # Cached, so every caller gets the same array.
@@ -268,10 +268,10 @@ def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
         spare *= 2
 
 
-def require_positive_stddev(stddev: float) -> None:
-    """Raise ValueError unless ``stddev`` is positive and finite."""
-    if not 0 < stddev < math.inf:
-        raise ValueError(f"Expected 0 < stddev < inf, got {stddev}.")
+def require_positive(field: str, value: float) -> None:
+    """Raise ValueError, which names ``field``, unless ``value`` is positive and finite."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"Expected 0 < {field} < inf, got {value}.")
 
 
 def log_survival_table(stddev: float, max_value: int, *, of_difference: bool = False) -> FloatArray:
@@ -292,7 +292,7 @@ def log_survival_table(stddev: float, max_value: int, *, of_difference: bool = F
 
 def log_masses(stddev: float) -> tuple[IntArray, FloatArray]:
     """Return all values x of N ~ N_Z(0, stddev^2) within 14 standard deviations, ascending, and ln P[N = x]."""
-    require_positive_stddev(stddev)
+    require_positive("stddev", stddev)
     values = np.arange(-_margin(stddev), _margin(stddev) + 1)
     return values, -(values.astype(np.float64) ** 2) / (2 * stddev**2) - _log_lattice_sum(math.sqrt(2) * stddev, 0.0)
 
@@ -300,7 +300,7 @@ def log_masses(stddev: float) -> tuple[IntArray, FloatArray]:
 def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
     """Return all values d of the difference N_a - N_b of two variables of N_Z(0, stddev^2), each within 14 standard
     deviations, ascending, and ln P[N_a - N_b = d]."""
-    require_positive_stddev(stddev)
+    require_positive("stddev", stddev)
     values = np.arange(-2 * _margin(stddev), 2 * _margin(stddev) + 1)
     log_lattice_sums = np.array([_log_lattice_sum(stddev, offset) for offset in (0.0, 0.5)])[values % 2]
     squares = values.astype(np.float64) ** 2 / (4 * stddev**2)
@@ -324,7 +324,7 @@ def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> t
 @lru_cache(maxsize=128)
 def _tails(stddev: float, max_value: int, *, of_difference: bool) -> FloatArray:
     """Return the table of :func:`log_survival_table`, read-only because the cached array is shared by all callers."""
-    require_positive_stddev(stddev)
+    require_positive("stddev", stddev)
     values = np.arange(max_value + _margin(stddev))
     log_masses = -(values.astype(np.float64) ** 2) / ((4 if of_difference else 2) * stddev**2)
     if of_difference:

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.privacy.discrete_gaussian import log_survival_and_complement, log_survival_table
+from fairpate.privacy.discrete_gaussian import log_survival_and_complement, log_survival_table, require_positive
 from fairpate.types import MAX_THRESHOLD_VOTES, FloatArray, IntArray, Tail
 
 MAX_EXPONENT = 600.0  # moments up to e^600 are handled as numbers, greater ones by their logarithm
@@ -323,7 +323,7 @@ def log_q(votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, tail: Tail) -> 
     plurality. ValueError for votes that are not whole numbers >= 0, for a standard deviation that is not positive, or
     for another ``tail``.
     """
-    _require_positive("noise_stddev_votes", noise_stddev_votes)
+    require_positive("noise_stddev_votes", noise_stddev_votes)
     return _log_q_ranked(np.sort(checked_votes(votes_QC), axis=1), noise_stddev_votes, tail)
 
 
@@ -334,7 +334,7 @@ def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: np
     above the data-independent alpha / noise_stddev_votes^2. ValueError for an order <= 1, a positive or undefined
     ``log_q_Q``.
     """
-    _require_positive("noise_stddev_votes", noise_stddev_votes)
+    require_positive("noise_stddev_votes", noise_stddev_votes)
     orders, log_qs = _checked_orders(orders_A), np.asarray(log_q_Q, dtype=np.float64)
     if log_qs.ndim != 1 or not np.all(log_qs <= 0):
         raise ValueError("Expected log_q_Q to be a vector of logarithms of probabilities, each <= 0 and not NaN.")
@@ -387,7 +387,7 @@ def confident_gnmax_rdp(
     faster because equal histograms are computed once. Errors as ``log_q`` and ``threshold_rdp``.
     """
     _check_threshold(threshold, threshold_stddev_votes, tail)
-    _require_positive("noise_stddev_votes", noise_stddev_votes)
+    require_positive("noise_stddev_votes", noise_stddev_votes)
     # Every row in increasing order: class names do not matter to a cost.
     ranked_QC, orders, increasing_A = np.sort(checked_votes(votes_QC), axis=1), _checked_orders(orders_A), None
     # Sorted, because Theorem 6 applies to leading orders only.
@@ -556,11 +556,6 @@ def _check_threshold(threshold: float, threshold_stddev: float, tail: Tail) -> N
         raise ValueError("Expected threshold to be a number, got nan.")
     if math.isfinite(threshold) and abs(threshold) > MAX_THRESHOLD_VOTES:
         raise ValueError(f"Expected |threshold| <= 2^23, inf or -inf, got {threshold}; use inf to answer no query.")
-    _require_positive("threshold_stddev_votes", threshold_stddev)
+    require_positive("threshold_stddev_votes", threshold_stddev)
     if tail not in ("gaussian", "discrete"):
         raise ValueError(f"Expected tail 'gaussian' or 'discrete', got {tail!r}.")
-
-
-def _require_positive(field: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ValueError(f"Expected 0 < {field} < inf, got {value}.")

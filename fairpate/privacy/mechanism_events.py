@@ -52,7 +52,7 @@ import scipy
 
 from fairpate.privacy import accountant, discrete_gaussian, gnmax, loss_distributions
 from fairpate.privacy.accountant import CountedEvent, Event, event_pld, event_rdp
-from fairpate.privacy.discrete_gaussian import NoiseSource, sample_discrete_gaussian
+from fairpate.privacy.discrete_gaussian import NoiseSource, require_positive, sample_discrete_gaussian
 from fairpate.privacy.loss_distributions import AtomicLoss, LossDistribution, gaussians, on_poisson_sample, repeated
 from fairpate.types import FloatArray, IntArray, MechanismParameters, Relation, Tail, Unit, worded
 
@@ -79,12 +79,10 @@ class SmoothRelease:
     scale_noise_stddev: float = math.inf
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta < math.inf:
-            raise ValueError(f"Expected 0 < beta < inf, got {self.beta}.")
+        require_positive("beta", self.beta)
         if not 1 < self.order < 1 / (2 * self.beta):
             raise ValueError(f"Expected 1 < order < 1 / (2 beta) = {0.5 / self.beta:g}, got {self.order}; lower beta.")
-        if not 0 < self.noise_stddev < math.inf:
-            raise ValueError(f"Expected 0 < noise_stddev < inf, got {self.noise_stddev}.")
+        require_positive("noise_stddev", self.noise_stddev)
         if not self.scale_noise_stddev > 0:
             raise ValueError(f"Expected scale_noise_stddev > 0 (inf is allowed), got {self.scale_noise_stddev}.")
 
@@ -348,8 +346,7 @@ def sensitive_range(*, noise_stddev_votes: float, num_classes: int, order: float
         raise ValueError(
             f"Expected at least 2 classes, got {num_classes}: one class is always the answer and costs nothing."
         )
-    if not 0 < noise < math.inf:
-        raise ValueError(f"Expected 0 < noise_stddev_votes < inf, got {noise}.")
+    require_positive("noise_stddev_votes", noise)
     log_q0 = limit = _log_q_limit(noise, order)
     low = float(_moved(limit, -_FARTHEST_STDDEVS, num_classes))
     # Relative to the logarithm: q0 itself may be too small for a float. The upper end is kept: at q0 the cost must be
