@@ -17,7 +17,6 @@ teacher whose training diverged, because an error would reveal something of its 
 Shapes: T teachers, B records of a batch, N records of the longest shard, F features, C classes.
 """
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +40,6 @@ INITIALISATION, TRAINING = 0, 1
 # On a CPU a stack should stay near the caches; an accelerator takes what its memory holds.
 _PARAMETERS_AT_ONCE, _FEWEST_TEACHERS_AT_ONCE = 2**20, 8
 _SAFE_SHARE = 0.8  # the rest is the driver's context, libraries' workspaces, and pieces too small to use
-_log = logging.getLogger(__name__)
 
 
 class CudaMemory:
@@ -371,13 +369,13 @@ def train_teachers(
     teacher_indices: Sequence[int] | None = None,
     engine: Literal["auto"] | Engine = "auto",
     device: str = "cpu",
-    on_diverged: Callable[[int], None] | None = None,
+    on_diverged: Callable[[int], None] = lambda _: None,
 ) -> StackedWeights:
     """Train one teacher per shard; return their weights on the CPU, stacked along a first axis of T teachers.
 
     ``teacher_indices`` (default 0..T-1) are the teachers' numbers in the whole ensemble. A teacher whose weights do not
-    stay finite gets its initial weights, and ``on_diverged`` is called with its number (with None, a warning is
-    logged). ValueError for a shard with more than the specification's ``max_shard_size`` records.
+    stay finite gets its initial weights, and ``on_diverged`` is called with its number. ValueError for a shard with
+    more than the specification's ``max_shard_size`` records.
     """
     indices = list(range(len(shards))) if teacher_indices is None else list(teacher_indices)
     if len(indices) != len(shards) or not shards:
@@ -413,14 +411,7 @@ def train_teachers(
     for place, (teacher, shard) in enumerate(zip(indices, shards, strict=True)):
         if all(bool(value.isfinite().all()) for value in trained[place].values()):
             continue
-        if on_diverged is None:
-            _log.warning(
-                "The training of teacher %d diverged, so it keeps its initial weights; lower "
-                "teachers.fit.learning_rate.",
-                teacher,
-            )
-        else:
-            on_diverged(teacher)
+        on_diverged(teacher)
         # Its weights before training, as without records: an error would reveal something of the shard.
         trained[place] = _state(initial_model(spec, teacher, Shard(x=shard.x[:0], y=shard.y[:0])))
     return {name: torch.stack([teacher[name] for teacher in trained]) for name in trained[0]}
