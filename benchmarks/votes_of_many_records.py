@@ -36,7 +36,7 @@ from torch import nn
 from fairpate.config import PrivacyTarget
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split
-from fairpate.data.embedding import Prototypes
+from fairpate.data.embedding import Prototypes, SpaceConfig
 from fairpate.data.large_arrays import Names
 from fairpate.methods.base import Training
 from fairpate.methods.residual_votes import ResidualVotes
@@ -72,7 +72,7 @@ def write_records(path: Path, count: int) -> None:
 def vote(path: Path, num_prototypes: int) -> Taken:
     """All records in the file vote, in this process."""
     pool = torch.from_numpy(np.random.default_rng(1).standard_normal((NUM_PUBLIC, NUM_FEATURES), dtype=np.float32))
-    prototypes = Prototypes.of(pool, count=num_prototypes, embedding="components", num_components=60, seed=0)
+    prototypes = Prototypes.of(pool, SpaceConfig(), count=num_prototypes, seed=0)
     prototypes.nearest(pool[:1])  # libraries allocate their buffers at the first call
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before, started, processor = status_bytes("VmRSS"), time.perf_counter(), time.process_time()

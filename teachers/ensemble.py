@@ -43,7 +43,7 @@ from fairpate.config import AugmentConfig, ShardsConfig, TeachersTraining
 from fairpate.files import Location, Storage, arrays_digest, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
-from fairpate.types import IntArray, UserError
+from fairpate.types import Advance, IntArray, UserError
 from teachers.teacher import Engine, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ Counts = npt.NDArray[np.integer[Any]]
 BlockFunction = Callable[[Any, Any, str], Any]
 """A pure function ``function(shared, item, device)``: a value that all items share, one item, and a torch device."""
 PredictionArray = npt.NDArray[np.int16]
-VoteArray = npt.NDArray[np.int64]
 ArrayWeights = dict[str, npt.NDArray[np.generic]]
-Progress = Callable[[int, int], None]
 _MIN_KEY_BYTES, _MAX_KEY_BYTES = 16, 64
 _TRIM = b"fairpate trim"
 _DIGEST = "sha256"
@@ -102,7 +100,7 @@ class BlockPool:
         items: Iterable[Any],
         *,
         sizes: Sequence[int] = (),
-        on_progress: Progress | None = None,
+        on_progress: Advance | None = None,
     ) -> Counts:
         """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
 
@@ -234,7 +232,7 @@ def stored_blocks(
     function: BlockFunction,
     shared: Any,
     workers: BlockPool,
-    on_progress: Progress | None,
+    on_progress: Advance | None,
 ) -> tuple[tuple[Block, ...], str, list[Any]]:
     """Compute and store the blocks of ``size`` teachers that are missing in ``checkpoint_dir``.
 
@@ -341,7 +339,7 @@ def predict_votes(
     return torch.cat(winners, dim=1).numpy()
 
 
-def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> VoteArray:
+def count_votes(predictions_TQ: PredictionArray, num_classes: int) -> IntArray:
     """Return ``votes_QC``: how many teachers chose each class for each query. Every row sums to T.
 
     ValueError for a prediction outside ``range(num_classes)``.
@@ -396,7 +394,7 @@ def train_ensemble(
     checkpoint_dir: Path | Storage,
     augment: AugmentConfig = UNCHANGED,
     pool: BlockPool | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Advance | None = None,
 ) -> Ensemble:
     """Divide ``private`` into shards, train the teachers that ``checkpoint_dir`` lacks, and return all teachers.
 
@@ -469,8 +467,8 @@ def train_ensemble(
 
 
 def collect_votes(
-    ensemble: Ensemble, queries_x: Tensor, *, pool: BlockPool | None = None, on_progress: Progress | None = None
-) -> VoteArray:
+    ensemble: Ensemble, queries_x: Tensor, *, pool: BlockPool | None = None, on_progress: Advance | None = None
+) -> IntArray:
     """Return ``votes_QC``, the number of teachers that predict each class for each query. Private: not to be published.
 
     Every row sums to T. Each worker adds up the votes of its teachers and returns only the sum. Without a ``pool``,
@@ -484,7 +482,7 @@ def collect_votes(
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 
-def checked_votes(votes_QC: VoteArray, num_teachers: int) -> VoteArray:
+def checked_votes(votes_QC: IntArray, num_teachers: int) -> IntArray:
     """Return ``votes_QC`` unchanged. PoolError unless every teacher voted once on every query."""
     # A block that was lost, or counted twice, shows in the sums.
     if (votes_QC.sum(axis=1) != num_teachers).any():

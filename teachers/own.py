@@ -36,9 +36,9 @@ from fairpate import __version__
 from fairpate.config import ShardsConfig
 from fairpate.files import Storage
 from fairpate.nn.models import scale_bytes, seeded_torch
-from fairpate.types import PACKAGES, UserError, stream_seed, torch
+from fairpate.types import PACKAGES, Advance, IntArray, UserError, stream_seed, torch
 from teachers import ensemble
-from teachers.ensemble import ArrayShard, ArrayWeights, Block, BlockPool, Progress, VoteArray
+from teachers.ensemble import ArrayShard, ArrayWeights, Block, BlockPool
 from teachers.teacher import TRAINING
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class OwnTeachersVotes:
     """The votes of a user's own teachers: ``votes_QC``, whose rows sum to T, and ``digest``, a hash of everything that
     determines the votes. Both are private."""
 
-    votes_QC: VoteArray
+    votes_QC: IntArray
     digest: str
 
 
@@ -133,7 +133,7 @@ def ask_own_teachers(
     checkpoint_dir: Path | Storage,
     block_size: int = 4,
     pool: BlockPool | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Advance | None = None,
 ) -> OwnTeachersVotes:
     """Train one teacher per shard, and return the votes on the queries; the votes are as private as the records.
 

@@ -57,11 +57,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.config import RayConfig
-from fairpate.data.dataset import whole_persons
+from fairpate.data.dataset import row_blocks
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
 from fairpate.types import PACKAGES, IntArray, torch
 from teachers import ensemble as ensembles
-from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, VoteArray, count_block
+from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, count_block
 
 Coordinates = npt.NDArray[np.int32]
 Nearest = npt.NDArray[np.void]
@@ -133,10 +133,7 @@ def blocks_of(
     """
     digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in unit_ids)
     order_N = np.frombuffer(digests, dtype=np.uint64)
-    parts: Iterable[slice | IntArray] = (slice(start, start + size) for start in range(0, len(labels_N), size))
-    if person_N is not None:
-        parts = whole_persons(person_N, size)
-    for number, part in enumerate(parts):
+    for number, part in enumerate(row_blocks(len(labels_N), size, person_N)):
         check_coordinates(coordinates_ND[part])
         yield Voters(
             number=number,
@@ -185,25 +182,6 @@ class Sampler:
                 batches = self._batches[block, size]
             rows: IntArray = batches.next().numpy()
         return rows
-
-
-def nearest_of_samples(
-    blocks: Sequence[Voters], queries_QD: Coordinates, names: Sequence[str], *, count: int, sampler: Sampler
-) -> Nearest:
-    """Draw a new sample for each query, and return the ``count`` sampled records nearest to it.
-
-    ``names`` are the names of the queries, from which seeded samples are derived. Distances are computed for one block
-    and 256 queries at a time, so that memory does not grow with the number of either.
-    """
-    check_coordinates(queries_QD)
-    parts = []
-    for start in range(0, len(names), _QUERIES_AT_ONCE):
-        some = slice(start, start + _QUERIES_AT_ONCE)
-        found = _nobody(len(names[some]), count)
-        for block in blocks:
-            found = merged([found, _nearest_in(block, queries_QD[some], names[some], count, sampler)])
-        parts.append(found)
-    return np.concatenate([_nobody(0, count), *parts])
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
@@ -731,7 +709,7 @@ class ServingTeachers(_ServingActors):
         self._num_teachers = ensemble.num_teachers
         spec, device = ensemble.spec, "cuda" if config.num_gpus else "cpu"
 
-        def counter(sources: Sequence[str | ensembles.ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
+        def counter(sources: Sequence[str | ensembles.ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], IntArray]:
             blocks = [ensembles.tensors_of(source) for source in sources]
             return lambda queries: np.sum(
                 [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
@@ -739,10 +717,10 @@ class ServingTeachers(_ServingActors):
 
         super().__init__(counter, ensemble.sources, config, num_gpus=config.num_gpus)
 
-    def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
+    def votes(self, queries: npt.NDArray[np.generic]) -> IntArray:
         """Return ``votes_QC`` of all teachers on the queries' features (Q, ...). PoolError unless all teachers voted in
         time."""
-        votes_QC: VoteArray = np.sum(self.ask(queries, timeout_s=_VOTE_TIMEOUT_S, what="teachers voted"), axis=0)
+        votes_QC: IntArray = np.sum(self.ask(queries, timeout_s=_VOTE_TIMEOUT_S, what="teachers voted"), axis=0)
         return ensembles.checked_votes(votes_QC, self._num_teachers)
 
 
@@ -826,8 +804,19 @@ class LocalNeighbourhood:
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
         """Draw a new sample of the records for each query, and return the ``count`` sampled records nearest to it.
-        ``names`` are the queries' names."""
-        return nearest_of_samples(self.blocks, queries_QD, names, count=self.count, sampler=self.sampler)
+
+        ``names`` are the names of the queries, from which seeded samples are derived. Distances are computed for one
+        block and 256 queries at a time, so that memory does not grow with the number of either.
+        """
+        check_coordinates(queries_QD)
+        parts = [_nobody(0, self.count)]
+        for start in range(0, len(names), _QUERIES_AT_ONCE):
+            some = slice(start, start + _QUERIES_AT_ONCE)
+            found = _nobody(len(names[some]), self.count)
+            for block in self.blocks:
+                found = merged([found, _nearest_in(block, queries_QD[some], names[some], self.count, self.sampler)])
+            parts.append(found)
+        return np.concatenate(parts)
 
     def are_answering(self) -> bool:
         """Return True, as this process always answers."""

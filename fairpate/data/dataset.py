@@ -558,11 +558,15 @@ MOST_RECORDS = 2**17
 """Most records of one person: squares of sums of votes are then whole numbers that fit into 64 bits."""
 
 
-def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
-    """Divide all rows into blocks of about ``size`` rows, and yield the row numbers of each block.
+def row_blocks(num_rows: int, size: int, person_N: IntArray | None = None) -> Iterator[slice | IntArray]:
+    """Divide all rows into blocks of about ``size`` rows, and yield the row numbers of each block; without rows, yield
+    one empty block.
 
-    ``person_N`` is the number of each row's person. All rows of a person are in the same block.
+    ``person_N`` is the number of each row's person: all rows of a person are then in the same block.
     """
+    if person_N is None:
+        yield from (slice(start, start + size) for start in range(0, max(num_rows, 1), size))
+        return
     rows = np.argsort(person_N, kind="stable")
     starts = np.flatnonzero(np.diff(person_N[rows], prepend=-1))
     # The first person who begins in each stretch of ``size`` records begins a part.

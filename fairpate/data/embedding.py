@@ -27,12 +27,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 import scipy
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
+from fairpate import config as configuration
 from fairpate import types
-from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
+from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, Count, EmbeddingConfig, Section
 from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
-from fairpate.data.tables import even_records
+from fairpate.data.tables import Floats, even_records
 from fairpate.files import arrays_digest, write_atomically
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
 from fairpate.types import DataError, DataSettingsError, IntArray, functional, in_blocks, sklearn, torch
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Embed = Callable[["Tensor"], "Tensor"]
-Floats = npt.NDArray[np.float32]
 # Edges of a public record, neighbours that place another record, number of eigenvectors, steps of the random walk.
 _NEIGHBOURS, _VOTING_NEIGHBOURS, _EIGENVECTORS, _DIFFUSION = 6, 8, 20, 16
 _AT_ONCE = 1024
@@ -222,12 +223,12 @@ class Components:
     unit_E: Tensor
 
     @classmethod
-    def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True, plain: bool = False) -> Components:
+    def of(cls, pool: Tensor, config: EmbeddingConfig, *, plain: bool = False) -> Components:
         """Compute the components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
-        With ``evened``, the components of pictures are divided by the square roots of their standard deviations. With
-        ``plain``, a table's indicators or the pixels of shrunk pictures are left out of the features. DataError for
-        fewer than two records, and for numbers that are not finite.
+        With ``plain``, a table's indicators or the pixels of shrunk pictures are left out of the features, and the
+        components of pictures are not divided by the square roots of their standard deviations. DataError for fewer
+        than two records, and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(
@@ -263,7 +264,7 @@ class Components:
         # Factors of 21 and of `digits` binary digits: their product, summed over all columns, fits into a float64.
         digits = min(20, _EXACT_DIGITS - 21 - plain_MF.shape[1].bit_length())
         unit = 2.0 ** -(digits + _PLAIN_DIGITS)
-        scale_E = 1.0 if is_table or not evened else spread_E[kept_E].sqrt()
+        scale_E = 1.0 if is_table or plain else spread_E[kept_E].sqrt()
         return cls(
             config=config,
             side=side,
@@ -313,7 +314,7 @@ class Embedding:
         components, graph = Components.of(pool, config), None
         if pool.ndim == 4 and config.graph_share:
             edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS)
-            graph = Graph.of(pool, Components.of(pool, edges, evened=False, plain=True))
+            graph = Graph.of(pool, Components.of(pool, edges, plain=True))
         # A public number: private records must not affect it, and if half the pool is at 0, it must not divide by 0.
         radius = float(components(pool).norm(dim=1).median()) or 1.0
         return cls(config=config, components=components, graph=graph, radius=radius, record_shape=tuple(pool.shape[1:]))
@@ -493,10 +494,10 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
     if not PLACE.fullmatch(features):
         x, names = oriented_gradients(pictures), feature_names()
     else:
-        if not may_run(features):
+        if not configuration.may_run(features):
             raise DataSettingsError(f"pictures.features: {features} is code that would run with your rights; {REMEDY}.")
         try:
-            function = named_object(features)
+            function = configuration.named_object(features)
             # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
             rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
         except Exception as error:  # the user's module may raise anything
@@ -523,8 +524,43 @@ def feature_names() -> tuple[str, ...]:
     )
 
 
-EmbeddingName = Literal["components", "graph"]
 _NEAREST_AT_ONCE = 1024
+
+
+class SpaceConfig(Section):
+    """The settings of a space in which records are compared, computed from public records alone."""
+
+    embedding: Literal["components", "graph"] = Field(
+        "components",
+        description="Space in which records are compared: principal `components` of the pool, or its `graph` of "
+        "neighbours.",
+    )
+    num_components: Count = Field(
+        60, description="Number of principal components of the pool; fewer if the pool has fewer."
+    )
+
+    def fitted_to(self, pool: Tensor, *, seed: int) -> Components | Graph:
+        """Return the map from records to coordinates of this space, fitted to the public ``pool`` (M, ...).
+
+        ``seed`` determines the start of the iterative solver for the eigenvectors of a graph.
+        """
+        components = Components.of(pool, EmbeddingConfig(num_components=self.num_components), plain=True)
+        return components if self.embedding == "components" else Graph.of(pool, components, seed=seed)
+
+
+def clusters_of(coordinates_MD: npt.NDArray[Any], count: int, *, seed: int, field: str) -> Any:
+    """Return ``count`` clusters of public records by k-means, as scikit-learn's fitted object.
+
+    ConfigError, which names ``field``, for more clusters than different records.
+    """
+    different = len(np.unique(coordinates_MD, axis=0))
+    if count > different:
+        raise ConfigError(
+            f"{field}: expected at most {different}, the number of different public records, got {count}; lower it, or "
+            "raise data.num_public."
+        )
+    # From public records and a public seed: every stage of a run, and a resumed run, finds the same clusters.
+    return sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,22 +577,12 @@ class Prototypes:
     prototype_M: IntArray
 
     @classmethod
-    def of(cls, pool: Tensor, *, count: int, embedding: EmbeddingName, num_components: int, seed: int) -> Prototypes:
+    def of(cls, pool: Tensor, space: SpaceConfig, *, count: int, seed: int) -> Prototypes:
         """Fit prototypes to the public ``pool`` (M, ...). ConfigError if ``count`` exceeds the number of different
         records."""
-        embed: Embed = Components.of(pool, EmbeddingConfig(num_components=num_components), evened=False, plain=True)
-        embedded = embed(pool).numpy()
-        if embedding == "graph":
-            embed = graph = Graph.of(pool, embed, seed=seed)
-            embedded = graph.coordinates_ME
-        different = len(np.unique(embedded, axis=0))
-        if count > different:
-            raise ConfigError(
-                f"record_votes.num_prototypes: expected at most {different}, the number of different public records, "
-                f"got {count}; lower it, or raise data.num_public."
-            )
-        # From a public seed and public records, so that a resumed run computes the same prototypes.
-        clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(embedded)
+        embed = space.fitted_to(pool, seed=seed)
+        embedded = embed.coordinates_ME if isinstance(embed, Graph) else embed(pool).numpy()
+        clusters = clusters_of(embedded, count, seed=seed, field="record_votes.num_prototypes")
         prototype_M = clusters.labels_.astype(np.int64)
         return cls(embed=embed, centres=clusters.cluster_centers_, coordinates_MD=embedded, prototype_M=prototype_M)
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,20 +37,18 @@ from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import Names
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, USUAL, Layout, TableFaults
-from fairpate.types import Advance, DataError, DataSettingsError, IntArray, Unit, tell, torch
-
-Floats = npt.NDArray[np.float64]
+from fairpate.types import Advance, DataError, DataSettingsError, FloatArray, IntArray, Unit, tell, torch
 
 
-def _chosen(uniform_N: Floats, shares: Floats, row_N: IntArray) -> IntArray:
+def _chosen(uniform_N: FloatArray, shares: FloatArray, row_N: IntArray) -> IntArray:
     """Return an index for each of N uniform random numbers; number n yields index k with the probability
     ``shares[row_N[n], k]``."""
     return (uniform_N[:, None] >= np.cumsum(shares, axis=1)[row_N, :-1]).sum(axis=1)
 
 
-def _bell(uniform_N3: Floats) -> Floats:
+def _bell(uniform_N3: FloatArray) -> FloatArray:
     """Return nearly normal numbers (N,) of mean 0 and variance 1, each from three uniform ones."""
-    sums_N: Floats = uniform_N3.sum(axis=1)
+    sums_N: FloatArray = uniform_N3.sum(axis=1)
     return 2 * (sums_N - 1.5)
 
 

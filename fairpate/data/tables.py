@@ -41,20 +41,19 @@ from pyarrow import csv as arrow_csv
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fairpate.config import LARGEST, Count, Fraction, Refused, Section, nearest, short_for
-from fairpate.types import DataError, IntArray, arrow_dataset, tell, torch
+from fairpate.types import DataError, FloatArray, IntArray, arrow_dataset, tell, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Mask = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 When = dict[str, str]
 OTHER = "other"
 ISO_DATE = "%Y-%m-%d"
 
 
-def stretched(values: Floats, scale: str | None) -> Floats:
+def stretched(values: FloatArray, scale: str | None) -> FloatArray:
     """Return ``values`` on the declared scale: sign(v) ln(1 + |v|) of each value v for ``log``, otherwise v itself."""
     # Unlike ln v, this is defined at 0 and for negative amounts.
     return np.sign(values) * np.log1p(np.abs(values)) if scale == "log" else values
@@ -225,7 +224,7 @@ class NumberRange(Section):
         """True if any bound is given."""
         return any(bound is not None for bound in (self.above, self.at_least, self.below, self.at_most))
 
-    def holds(self, values: Floats) -> Mask:
+    def holds(self, values: FloatArray) -> Mask:
         """Return for each value whether it is in this range; NaN is in no range."""
         (low, low_side), (high, high_side) = self.bounds
         return (values > low if low_side else values >= low) & (values < high if high_side else values <= high)
@@ -419,7 +418,7 @@ def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.flo
     """
     # A fixed seed: these records are constants of the declaration.
     draws = np.random.default_rng(0)
-    features: list[Mask | Floats] = []
+    features: list[Mask | FloatArray] = []
     for _, of_column in itertools.groupby(codes, key=lambda code: code.column):
         kinds = [code.kind for code in of_column]
         place_N = draws.permutation(count)
@@ -773,7 +772,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return distinct
 
 
-FloatArray = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
 _NO_NUMBER = "correct it, or declare it as `unknown`"
 _COMMA = "write a decimal point and nothing between thousands, or declare `decimal: ','` if the comma is the point"
 _DATE = "declare `date: year` or `date: age`, with its date_format; or write a number of it, such as its days"
@@ -819,9 +818,9 @@ def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> Colum
     return ColumnCells(file=file, column=column, values=table[column].combine_chunks(), faults=faults)
 
 
-def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults) -> FloatArray:
+def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults) -> Floats:
     """Return the features (N, F) of the rows of ``table``; :func:`feature_codes` describes each of them."""
-    blocks: list[FloatArray] = []
+    blocks: list[Floats] = []
     for column, feature in features:
         found = cells(table, column, file, faults)
         if feature.vector is not None:
@@ -911,7 +910,7 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[s
     return torch.from_numpy(codes_N)
 
 
-def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
+def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> FloatArray:
     """Return the values of a column as finite numbers, NaN for a missing value or one of ``unknown``. Any other text is
     a fault and becomes NaN."""
     meant_N = [number for value in unknown if (number := number_in(value)) is not None]
@@ -954,7 +953,7 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
     return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
 
 
-def _encode_vector(found: ColumnCells, size: int) -> FloatArray:
+def _encode_vector(found: ColumnCells, size: int) -> Floats:
     values, expected = found.values, f"a list of {size} numbers"
     fault = partial(found.faults.add, found.file, found.column)
     # Faulty rows stay zeros: loading ends with an error, after all faults were found.

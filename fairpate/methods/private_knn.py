@@ -36,14 +36,14 @@ from pydantic import Field
 
 from aggregator.mechanism import Mechanism, NearestCounts, NearestRecords
 from aggregator.session import Ballot
-from fairpate.config import BudgetConfig, ConfigError, Count, EmbeddingConfig, GatedQueriesConfig, Section
+from fairpate.config import BudgetConfig, ConfigError, Count, GatedQueriesConfig
 from fairpate.data import Dataset, Split
-from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
+from fairpate.data.embedding import Embed, SpaceConfig, clusters_of
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.pate import Labels, ReleasePlan, StandingVoters, VotingMethod, digest_of_records, passing
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
-from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, Later, sklearn, stream_seed, torch
+from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, Later, stream_seed, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,15 +70,13 @@ class Places:
     steps: float
 
     @classmethod
-    def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
+    def of(cls, pool: Tensor, space: SpaceConfig, *, seed: int) -> Places:
         """Fit the embedding to the public ``pool`` (M, ...). ``seed`` determines the start of the iterative solver for
-        eigenvectors, if ``embedding`` is a neighbourhood graph.
+        eigenvectors, if ``space`` is a neighbourhood graph.
         """
+        space = space.model_copy(update={"num_components": min(space.num_components, ray_pool.MOST_COORDINATES)})
         # Without steps of its own: coordinates are rounded once, below.
-        config = EmbeddingConfig(num_components=min(num_components, ray_pool.MOST_COORDINATES))
-        embed: Embed = Components.of(pool, config, evened=False, plain=True)
-        if embedding == "graph":
-            embed = Graph.of(pool, embed, seed=seed)
+        embed = space.fitted_to(pool, seed=seed)
         # Of the public pool alone: the scale of the grid must not depend on private records.
         largest = max(float(embed(part).abs().max()) for part in torch.split(pool, _AT_ONCE))
         # A pool of equal records has no extent.
@@ -103,14 +101,7 @@ class Clusters:
     @classmethod
     def of(cls, coordinates_MD: ray_pool.Coordinates, count: int, *, seed: int) -> Clusters:
         """Find ``count`` clusters by k-means. ConfigError for more clusters than different coordinates."""
-        places = len(np.unique(coordinates_MD, axis=0))
-        if count > places:
-            raise ConfigError(
-                f"aggregator.num_queries: expected at most {places} clusters, the number of different public "
-                f"records, got {count}; lower it, or raise data.num_public."
-            )
-        # From public records and a public seed: every stage of a run finds the same clusters.
-        found = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD.astype(np.float64))
+        found = clusters_of(coordinates_MD.astype(np.float64), count, seed=seed, field="aggregator.num_queries")
         cluster_M = found.labels_.astype(np.int64)
         squared_M = np.square(coordinates_MD - found.cluster_centers_[cluster_M]).sum(axis=1)
         # Among a cluster's own records: one of another cluster may be nearer to its centre.
@@ -127,7 +118,7 @@ _NO_LABEL = -1
 NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
 
 
-class PrivateKnnConfig(Section):
+class PrivateKnnConfig(SpaceConfig):
     """Settings of the voters and of the noise. With a target epsilon, the noise on counts and on the threshold check is
     scaled by one factor, so that all queries together meet the target.
     """
@@ -147,14 +138,6 @@ class PrivateKnnConfig(Section):
     )
     threshold_stddev_votes: NoiseOfVotes = Field(
         20.0, description="Standard deviation of the noise in the threshold check."
-    )
-    embedding: EmbeddingName = Field(
-        "components",
-        description="Space in which neighbours are searched: principal `components` of the pool, or its `graph` of "
-        "neighbours.",
-    )
-    num_components: Count = Field(
-        60, description="Number of principal components of the pool; fewer if the pool has fewer."
     )
     queries: Literal["first", "typical"] = Field(
         "first",
@@ -344,7 +327,7 @@ class PrivateKnn(VotingMethod):
         pool = hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest()
         key = (pool, settings.embedding, settings.num_components, seed)
         if (found := _PLACES.get(key)) is None:
-            found = Places.of(public.x, embedding=settings.embedding, num_components=settings.num_components, seed=seed)
+            found = Places.of(public.x, settings, seed=seed)
             _PLACES.clear()
             _PLACES[key] = found
         return found

@@ -53,8 +53,9 @@ from scipy.special import logsumexp, softmax
 from fairpate import config as configuration
 from fairpate.config import ConfigError, Count, EmbeddingConfig
 from fairpate.data import Dataset, Split
-from fairpate.data.dataset import shortened_by_person, whole_persons
-from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
+from fairpate.data.dataset import row_blocks, shortened_by_person
+from fairpate.data.embedding import Embedding, Prototypes, SpaceConfig
+from fairpate.data.tables import Floats
 from fairpate.fairness import rates
 from fairpate.fairness.rates import LabelledRecords, TableByGroup
 from fairpate.methods import base
@@ -285,17 +286,10 @@ def with_noise(
 _POOL_PER_CELL = 10
 
 
-class RecordVotesConfig(TaughtConfig):
+class RecordVotesConfig(TaughtConfig, SpaceConfig):
     """Settings of record votes (each private record votes once, at its nearest public prototype): the prototypes, the
     rule that labels public records, and the student's labels."""
 
-    embedding: EmbeddingName = Field(
-        "components",
-        description="Space of the prototypes: principal `components` of the pool, or its `graph` of neighbours.",
-    )
-    num_components: Count = Field(
-        60, description="Number of principal components of the pool; fewer if the pool has fewer."
-    )
     num_prototypes: Count | None = Field(
         None,
         description="Number of prototypes K. null: a tenth of the pool, or fewer so that num_records give each cell "
@@ -390,9 +384,8 @@ class RecordVotes(VotesOfRecords):
         settings, (_, stddev) = self.record_votes, self.event(dataset.unit)
         return Prototypes.of(
             dataset.public.x,
+            settings,
             count=settings.prototypes_of(len(dataset.public), stddev=stddev * self.label_noise(dataset.num_groups)),
-            embedding=settings.embedding,
-            num_components=settings.num_components,
             # scikit-learn takes seeds of 32 bits.
             seed=stream_seed(self.seed, Stream.TRAINING) % 2**32,
         )
@@ -595,14 +588,12 @@ class WeightedBallot:
 
     def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int, person_N: Tensor | None = None) -> IntArray:
         """Return the exact sums S (C, W), before noise: votes of W numbers, summed over the records of each label."""
-        # One part at least: the table of no record is all zeros.
-        ranges = [slice(start, start + _AT_ONCE) for start in range(0, max(len(x), 1), _AT_ONCE)]
-        parts = []
+        parts, numbers_N = [], None if person_N is None else person_N.numpy()
         # Whole persons in every part: the sum of a person's votes is scaled down as a whole.
-        for records in ranges if person_N is None else whole_persons(person_N.numpy(), _AT_ONCE):
+        for records in row_blocks(len(x), _AT_ONCE, numbers_N):
             votes, rows = self.votes(x[records]), labels_N[records]
-            if person_N is not None:
-                rows, votes = shortened_by_person(votes, rows, person_N.numpy()[records], norm=UNITS)
+            if numbers_N is not None:
+                rows, votes = shortened_by_person(votes, rows, numbers_N[records], norm=UNITS)
             parts.append(np.stack([votes[rows == c].sum(axis=0) for c in range(num_classes)]))
         return np.sum(parts, axis=0)
 
@@ -687,11 +678,23 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
     """Fit the linear rule to released sums, and return its labels of public records, whose votes are ``pool_MW``."""
     # The constant's column counts records, under the same noise: the real number is never read.
     num_records = max(float(noisy_CW[:, 0].sum()) / ONE_RECORD, 1.0)
-    phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
+    rule_CW, _ = fitted_rule(noisy_CW, pool_MW, num_records=num_records, noise=stddev / num_records, ridge=ridge)
+    return labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
+
+
+def fitted_rule(
+    noisy_CW: IntArray, pool_MW: npt.NDArray[Any], *, num_records: float, noise: float, ridge: float
+) -> tuple[FloatArray, FloatArray]:
+    """Fit the linear rule to released sums over about ``num_records`` private records; return the rule (C, W) and the
+    weights of the public records, whose votes are ``pool_MW``, (M,).
+
+    ``noise``: standard deviation of the noise of the sums, in votes, over the number of records; ``ridge``: the penalty
+    as a multiple of it.
+    """
+    phi_MW, moments_CW = pool_MW / UNITS, noisy_CW / UNITS / num_records
     # The sum over C classes carries C independent noises.
     weights_M = balancing_weights(phi_MW, moments_CW.sum(axis=0), ridge=noise * math.sqrt(len(moments_CW)))
-    rule_CW = matched_rule(phi_MW, moments_CW, weights_M, ridge=ridge * noise)
-    return labels_of_chances(softmax(phi_MW @ rule_CW.T, axis=1))
+    return matched_rule(phi_MW, moments_CW, weights_M, ridge=ridge * noise), weights_M
 
 
 def labels_of_chances(chances_MC: RealArray) -> PoolLabels:

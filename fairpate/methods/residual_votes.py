@@ -62,7 +62,7 @@ from scipy.special import softmax
 
 from fairpate.config import ConfigError, Count, NetworkConfig, Positive, PositiveShare, RayConfig, StudentConfig
 from fairpate.data import Dataset
-from fairpate.data.dataset import Split, whole_persons
+from fairpate.data.dataset import Split, row_blocks
 from fairpate.data.large_arrays import Gathered
 from fairpate.methods import record_votes
 from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training, noise_within
@@ -139,11 +139,8 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
     """
     if person_N is None:
         # 2^13 products below 2^30 add up to less than 2^53: exact in float64.
-        parts = (
-            left_NA[start : start + _AT_ONCE].T.astype(np.float64)
-            @ right_NB[start : start + _AT_ONCE].astype(np.float64)
-            for start in range(0, max(len(left_NA), 1), _AT_ONCE)
-        )
+        blocks = row_blocks(len(left_NA), _AT_ONCE)
+        parts = (left_NA[rows].T.astype(np.float64) @ right_NB[rows].astype(np.float64) for rows in blocks)
         return sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
     total = np.zeros((left_NA.shape[1], right_NB.shape[1]), dtype=np.int64)
     by_person = np.argsort(person_N, kind="stable")
@@ -199,8 +196,7 @@ class RecordSums:
     @classmethod
     def of(cls, ballot: WeightedBallot, private: Split, pool: BlockPool) -> RecordSums:
         """Compute the votes phi of ``private`` records by the feature map ``ballot``, with the workers of ``pool``."""
-        starts = range(0, max(len(private), 1), _AT_ONCE)
-        parts = (private.x[start : start + _AT_ONCE] for start in starts)
+        parts = (private.x[rows] for rows in row_blocks(len(private), _AT_ONCE))
         votes, waiting, position = Gathered(), dict[int, Whole](), 0
         # Workers answer in any order, and the file has that of the records.
         for number, part in pool.run(_votes_of_part, ballot, parts):
@@ -213,16 +209,10 @@ class RecordSums:
 
     def total(self, left: Left, *, norm: int) -> IntArray:
         """Return the exact sum of ``left phi^T`` over all records, (A, W); ``norm`` as in :func:`product_sum`."""
-        starts = range(0, max(len(self.labels_N), 1), _AT_ONCE)
         # Whole persons in every part: the sum of a person's products is scaled down as a whole.
-        rows = (
-            (slice(start, start + _AT_ONCE) for start in starts)
-            if self.person_N is None
-            else whole_persons(self.person_N, _AT_ONCE)
-        )
         parts = (
-            (self.phi_NW[part], self.labels_N[part], None if self.person_N is None else self.person_N[part])
-            for part in rows
+            (self.phi_NW[rows], self.labels_N[rows], None if self.person_N is None else self.person_N[rows])
+            for rows in row_blocks(len(self.labels_N), _AT_ONCE, self.person_N)
         )
         return self.pool.sum(_sum_of_part, (left, norm), parts).astype(np.int64)
 
@@ -417,17 +407,14 @@ class ResidualVotes(RulesOfRecords):
                 curvature = "private" if is_private else "public"
             events = settings.events(noise, curvature)
             arrays: dict[str, npt.NDArray[Any]] = {"pool_MW": pool_MW, "sums_CW": sums_CW}
-            found_CW, stddev = sums_CW / UNITS, sums.noise_stddev_votes / UNITS
             if curvature == "public":
-                phi_MW, mean_CW = pool_MW / UNITS, found_CW / num_records
-                # The sum over C classes carries C independent noises.
-                tilt = stddev / num_records * math.sqrt(len(mean_CW))
-                weights_M = record_votes.balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
+                phi_MW, of_mean = pool_MW / UNITS, sums.noise_stddev_votes / UNITS / num_records
+                rule_CW, weights_M = record_votes.fitted_rule(
+                    sums_CW, pool_MW, num_records=num_records, noise=of_mean, ridge=settings.ridge
+                )
                 moments_WW = num_records * (phi_MW * weights_M[:, None]).T @ phi_MW
                 # Noise dominates the steps in directions in which H is smaller.
                 inverse_WW = curvature_inverse(moments_WW, floor=_PUBLIC_FLOOR * noise)
-                ridge = settings.ridge * stddev / num_records
-                rule_CW = record_votes.matched_rule(phi_MW, mean_CW, weights_M, ridge=ridge)
             else:
                 exact_WW = records.total(votes_themselves, norm=UNITS**2)
                 spread = events[1].noise_stddev_votes
@@ -437,6 +424,7 @@ class ResidualVotes(RulesOfRecords):
                 inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=floor)
                 # No pool to fit: from the rule that knows nothing, one step by the sums.
                 # A shift common to all classes changes no softmax, so it is taken out.
+                found_CW = sums_CW / UNITS
                 rule_CW = _START * (found_CW - found_CW.mean(axis=0)) @ inverse_WW
             steps = []
             for number in range(events[-1].count):

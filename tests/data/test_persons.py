@@ -16,8 +16,8 @@ from fairpate.data.dataset import (
     DatasetEntry,
     LoadedRecords,
     divide,
+    row_blocks,
     shortened_by_person,
-    whole_persons,
 )
 
 COUNT = 60
@@ -137,7 +137,7 @@ def test_the_configuration_says_whether_persons_count(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("size", [1, 4, 10, 1000])
 def test_parts_keep_persons_whole(size: int) -> None:
     person_N = np.random.default_rng(size).integers(0, 12, 50)
-    parts = list(whole_persons(person_N, size))
+    parts = list(row_blocks(50, size, person_N))
     assert sorted(np.concatenate(parts).tolist()) == list(range(50))
     seen = [set(person_N[part].tolist()) for part in parts]
     assert sum(map(len, seen)) == len(set().union(*seen))

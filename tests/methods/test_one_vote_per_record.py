@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fairpate.config import ConfigError
 from fairpate.data import Dataset
-from fairpate.data.embedding import Nearness, Prototypes
+from fairpate.data.embedding import Nearness, Prototypes, SpaceConfig
 from fairpate.methods import record_votes
 from fairpate.methods.base import configured
 from fairpate.methods.record_votes import RecordVotesConfig, labels_of_cells, labels_of_line, noisy_votes
@@ -47,7 +47,7 @@ def run(config: Any, dataset: Dataset) -> RunDirectory:
 
 
 def cells(pool: Tensor, embedding: Any = "components", count: int = 20) -> Prototypes:
-    return Prototypes.of(pool, count=count, embedding=embedding, num_components=20, seed=0)
+    return Prototypes.of(pool, SpaceConfig(embedding=embedding, num_components=20), count=count, seed=0)
 
 
 class Watched:
@@ -195,7 +195,7 @@ def test_fairness_and_certainty_cost_nothing(digits: Dataset, tmp_path: Path, mo
 def test_no_neighbour_of_a_small_data_set_tells_more_than_is_priced() -> None:
     """Records of two places and two labels: all sets of at most two, each with one more, over all tables."""
     pool = torch.tensor([[-1.0], [-0.9], [1.0], [1.1]])
-    found = Prototypes.of(pool, count=2, embedding="components", num_components=1, seed=0)
+    found = Prototypes.of(pool, SpaceConfig(embedding="components", num_components=1), count=2, seed=0)
     stddev, reach = 1.1, 7
     event = event_pld(VoteTables(count=1, noise_stddev_votes=stddev), 1e-3)
     assert event is not None

@@ -24,6 +24,7 @@ from aggregator.session import OverBudget, query_key
 from aggregator.store import ledger_files
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_data
+from fairpate.data.embedding import SpaceConfig
 from fairpate.methods.base import configured
 from fairpate.methods.pate import choose_queries
 from fairpate.methods.private_knn import Clusters, Places, PrivateKnn
@@ -36,7 +37,7 @@ from fairpate.run.serve import open_backend
 from fairpate.terminal import Reporter
 from fairpate.types import TELLS_SIZE, IntArray
 from student.student import load_student
-from teachers.ray_pool import Nearest, Sampler, blocks_of, merged, nearest_of_samples
+from teachers.ray_pool import LocalNeighbourhood, Nearest, Sampler, blocks_of, merged
 
 SMALL: dict[str, Any] = {
     "noise": "seeded",
@@ -179,7 +180,7 @@ def test_one_record_moves_two_votes_of_the_queries_that_sampled_it(digits: Datas
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_where_a_record_lies_is_its_own_affair(embedding: Any, digits: Dataset) -> None:
     public, private = digits.public.x, digits.private.x
-    place = Places.of(public, embedding=embedding, num_components=20, seed=0)
+    place = Places.of(public, SpaceConfig(embedding=embedding, num_components=20), seed=0)
     full = place(private)
     order = torch.randperm(len(private), generator=torch.Generator().manual_seed(0))
     np.testing.assert_array_equal(place(private[order]), full[order.numpy()])
@@ -197,14 +198,14 @@ def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: An
     pool, queries = torch.randint(0, 256, (2, 40, 2, side, side), dtype=torch.uint8, generator=generator)
     private = torch.randint(0, 256, (60, 2, side, side), dtype=torch.uint8, generator=generator).repeat(2, 1, 1, 1)
     names, own = np.array([f"record {row}" for row in range(120)]), np.arange(120)
-    place = Places.of(pool, embedding=embedding, num_components=20, seed=0)
+    place = Places.of(pool, SpaceConfig(embedding=embedding, num_components=20), seed=0)
 
     def found(rows: IntArray, *, size: int, parts: int) -> Nearest:
         blocks = list(blocks_of(place(private[rows]), own[rows], names[rows].tolist(), key=bytes(32), size=size))
         asked, sampler = [str(query) for query in range(40)], Sampler(1.0)
         return merged(
             [
-                nearest_of_samples(blocks[part::parts], place(queries), asked, count=9, sampler=sampler)
+                LocalNeighbourhood(blocks[part::parts], count=9, sampler=sampler).nearest(place(queries), asked)
                 for part in range(parts)
             ]
         )
@@ -221,9 +222,9 @@ def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: An
 
 def test_records_far_outside_the_pool_and_in_tiny_units_lie_somewhere() -> None:
     pool = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-    far = Places.of(pool, embedding="components", num_components=3, seed=0)(torch.full((1, 3), 1e9))
+    far = Places.of(pool, SpaceConfig(embedding="components", num_components=3), seed=0)(torch.full((1, 3), 1e9))
     assert np.abs(far).max() == 2**19
-    near = Places.of(1e-6 * pool, embedding="components", num_components=3, seed=0)(1e-6 * pool)
+    near = Places.of(1e-6 * pool, SpaceConfig(embedding="components", num_components=3), seed=0)(1e-6 * pool)
     assert len(np.unique(near, axis=0)) == 20, "the unit of features does not matter"
 
 
@@ -422,5 +423,5 @@ def test_each_cluster_has_a_typical_record_of_its_own(count: int) -> None:
         distances = np.square(members - members.mean(axis=0)).sum(axis=1)
         own = np.square(coordinates[typical] - members.mean(axis=0)).sum()
         assert own == pytest.approx(distances.min())
-    with pytest.raises(ConfigError, match=r"aggregator.num_queries: expected at most 3 clusters.*got 4"):
+    with pytest.raises(ConfigError, match=r"aggregator.num_queries: expected at most 3, .*got 4"):
         Clusters.of(coordinates[[0, 1, 2, 0]], 4, seed=0)

@@ -27,7 +27,6 @@ from teachers.ray_pool import (
     blocks_of,
     label_counts,
     merged,
-    nearest_of_samples,
 )
 
 KEY = bytes(32)
@@ -35,16 +34,15 @@ Record = tuple[tuple[int, ...], int, str]  # coordinates, label, name
 
 
 def blocks(records: Sequence[Record], *, size: int = 100) -> list[Voters]:
-    width = len(records[0][0]) if records else 1
-    places = np.array([place for place, _, _ in records], dtype=np.int32).reshape(len(records), width)
+    places = np.array([place for place, _, _ in records], dtype=np.int32)
     labels = np.array([label for _, label, _ in records], dtype=np.int64)
-    return list(blocks_of(places, labels, [name for *_, name in records], key=KEY, size=size))
+    return list(blocks_of(places, labels, [name for *_, name in records], key=KEY, size=size)) if records else []
 
 
 def everybody(records: Sequence[Record], queries: Coordinates, count: int, *, size: int = 100) -> Nearest:
     """Where all are sampled, ``records`` are the sample."""
     names = [str(number) for number in range(len(queries))]
-    return nearest_of_samples(blocks(records, size=size), queries, names, count=count, sampler=Sampler(1.0))
+    return LocalNeighbourhood(blocks(records, size=size), count=count, sampler=Sampler(1.0)).nearest(queries, names)
 
 
 @cache
@@ -162,7 +160,8 @@ def test_blocks_and_parts_find_what_one_search_finds(count: int) -> None:
         for num_parts in (2, 3):
             pieces = [blocks(records, size=size)[part::num_parts] for part in range(num_parts)]
             parts = [
-                nearest_of_samples(piece, queries, names, count=count, sampler=Sampler(1.0)) for piece in pieces[::-1]
+                LocalNeighbourhood(piece, count=count, sampler=Sampler(1.0)).nearest(queries, names)
+                for piece in pieces[::-1]
             ]
             np.testing.assert_array_equal(merged(parts)["label"], whole["label"])
 
@@ -175,13 +174,15 @@ def test_seeded_samples_do_not_depend_on_how_blocks_are_dealt() -> None:
 
     def found(pieces: Sequence[Sequence[Voters]], seed: int = 5) -> IntArray:
         parts = [
-            nearest_of_samples(piece, queries, names, count=6, sampler=Sampler(0.2, seed)) for piece in pieces if piece
+            LocalNeighbourhood(piece, count=6, sampler=Sampler(0.2, seed)).nearest(queries, names)
+            for piece in pieces
+            if piece
         ]
         return label_counts(merged(parts), 3)
 
     once = found([every])
     np.testing.assert_array_equal(found([every[1::2], every[::2]]), once)
-    alone = nearest_of_samples(every, queries[7:8], ["7"], count=6, sampler=Sampler(0.2, 5))
+    alone = LocalNeighbourhood(every, count=6, sampler=Sampler(0.2, 5)).nearest(queries[7:8], ["7"])
     np.testing.assert_array_equal(label_counts(alone, 3)[0], once[7])
     assert (found([every], seed=6) != once).any()
 
@@ -231,7 +232,7 @@ def test_a_small_sample_votes_whole_and_an_empty_one_not_at_all() -> None:
     assert label_counts(everybody(records, query, 9), 3).sum() == 4
     assert label_counts(everybody(records[:0], query[:, :1], 9), 3).tolist() == [[0, 0, 0]]
     assert label_counts(everybody(records, query[:0], 9), 3).shape == (0, 3)
-    rare = nearest_of_samples(blocks(records), query, ["q"], count=2, sampler=Sampler(1e-12))
+    rare = LocalNeighbourhood(blocks(records), count=2, sampler=Sampler(1e-12)).nearest(query, ["q"])
     assert label_counts(rare, 3).sum() == 0
 
 
@@ -276,7 +277,7 @@ def of_persons(records: Sequence[Record], sample: set[int], query: Coordinates, 
     if not kept:
         return np.zeros(3, dtype=np.int64)
     found = blocks_of_persons([records[place] for place in kept], [OWNERS[place] for place in kept])
-    return label_counts(nearest_of_samples(found, query, ["0"], count=count, sampler=Sampler(1.0)), 3)[0]
+    return label_counts(LocalNeighbourhood(found, count=count, sampler=Sampler(1.0)).nearest(query, ["0"]), 3)[0]
 
 
 def of_persons_by_hand(records: Sequence[Record], sample: set[int], query: tuple[int, ...], count: int) -> list[int]:
@@ -314,9 +315,11 @@ def test_blocks_hold_whole_persons_and_find_the_same_neighbours(size: int) -> No
     assert sum(len(block.labels_N) for block in found) == 40
     assert sum(block.num_sampled for block in found) == len(set(persons))
     queries, names = generator.integers(-20, 21, (6, 2)).astype(np.int32), list("abcdef")
-    whole = nearest_of_samples(blocks_of_persons(records, persons), queries, names, count=4, sampler=Sampler(1.0))
-    parts = [nearest_of_samples([block], queries, names, count=4, sampler=Sampler(1.0)) for block in found]
-    for nearest in (nearest_of_samples(found, queries, names, count=4, sampler=Sampler(1.0)), merged(parts)):
+    whole = LocalNeighbourhood(blocks_of_persons(records, persons), count=4, sampler=Sampler(1.0)).nearest(
+        queries, names
+    )
+    parts = [LocalNeighbourhood([block], count=4, sampler=Sampler(1.0)).nearest(queries, names) for block in found]
+    for nearest in (LocalNeighbourhood(found, count=4, sampler=Sampler(1.0)).nearest(queries, names), merged(parts)):
         assert (nearest["label"] == whole["label"]).all()
         assert (nearest["squared"] == whole["squared"]).all()
 
