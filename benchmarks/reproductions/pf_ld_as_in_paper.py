@@ -41,7 +41,7 @@ from torch.nn import functional
 
 from fairpate.config import DataConfig, ModelConfig, PrivacyTarget
 from fairpate.data import load_data
-from fairpate.methods.base import Progress, Trained, price
+from fairpate.methods.base import Trained, price
 from fairpate.methods.f_ld import Ascent, Descent, PfLdConfig, PfLdNoise, require_members
 from fairpate.methods.parity import MeanParity, ValueAlong
 from fairpate.nn.fit import said_labels
@@ -50,6 +50,7 @@ from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, SeededRandomness
 from fairpate.privacy.accountant import DEFAULT_ORDERS, PoissonGaussians, epsilon_of_curve, event_rdp
 from fairpate.privacy.mechanism_events import AttributeGaussians
+from fairpate.types import Advance
 
 sys.path.append(str(Path(__file__).parents[1]))
 import measured
@@ -69,7 +70,7 @@ def train(
     parity: MeanParity,
     randomness: PrivateRandomness,
     generator: torch.Generator,
-    on_progress: Progress = lambda *_: None,
+    on_progress: Advance = lambda *_: None,
 ) -> Trained:
     """The printed algorithm, two classes; arguments as :func:`fairpate.methods.f_ld.train_pf_ld`.
 

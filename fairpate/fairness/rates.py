@@ -217,7 +217,8 @@ def indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IntArray
     indices_N = values_N.astype(np.int64)
     # Numbers that are not whole are refused, and not truncated to codes.
     if (indices_N != values_N).any() or (indices_N < 0).any() or (indices_N >= stop).any():
-        raise ValueError(f"Expected {name} to hold integers from 0 to {stop - 1}, got {np.unique(values_N)}.")
+        some = np.unique(values_N)[:5].tolist()
+        raise ValueError(f"Expected {name} to be codes from 0 to {stop - 1}, got {some}; number them from 0.")
     return indices_N
 
 

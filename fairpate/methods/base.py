@@ -29,7 +29,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -52,7 +52,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSou
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, QueryOutcomes, Relation, Unit, stream_seed, torch
+from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, stream_seed, torch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,15 +146,19 @@ def method_title(name: str) -> str:
 def all_methods() -> dict[str, type[Method]]:
     """Import every registered method and return the classes by name; methods of other packages that cannot be imported
     are left out."""
-    found = {}
-    for name in method_names():
+    return dict(_importable_methods())
+
+
+def _importable_methods(first: str = "") -> Iterator[tuple[str, type[Method]]]:
+    """Yield names and classes as :func:`all_methods` does, starting with the method ``first``; each is imported when it
+    is asked for."""
+    for name in sorted(method_names(), key=lambda name: name != first):
         try:
-            found[name] = find_method(name)
+            yield name, find_method(name)
         except ConfigError:
             # One of ours that cannot be imported is a defect.
             if name in _OURS:
                 raise
-    return found
 
 
 class Stream(IntEnum):
@@ -188,7 +192,6 @@ def torch_generator(seed: int, stream: Stream) -> torch.Generator:
     return torch.Generator().manual_seed(stream_seed(seed, stream))
 
 
-Progress = Callable[[int, int], None]
 NO_NOISE = "no noise: not private"
 
 
@@ -445,7 +448,7 @@ class Method(Section):
         return configuration.StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
 
     def train_teachers(
-        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
+        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Advance | None = None
     ) -> Ensemble:
         """Train those teachers that have no checkpoint, as section ``teachers`` configures, and return the ensemble of
         all teachers.
@@ -547,11 +550,10 @@ class Method(Section):
                 f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
                 "protects each record by itself, or choose another method."
             )
-        teachers, count = getattr(self, "teachers", None), 0
+        teachers = getattr(self, "teachers", None)
+        count = teachers.num_teachers if isinstance(teachers, configuration.TeachersConfig) else 0
         # Without a word on how many there are. Of several sites, others may have more than this one.
-        if isinstance(teachers, configuration.TeachersConfig) and dataset.shared_unit is None:
-            count = teachers.num_teachers
-        if count > dataset.private.num_protected:
+        if dataset.shared_unit is None and count > dataset.private.num_protected:
             raise ConfigError(
                 f"teachers.num_teachers: {count} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
                 "that some would have no records; lower it."
@@ -933,13 +935,7 @@ def refused(path: Names, value: Any) -> list[str]:
     for name in reversed(path):
         value = {name: value}
     faults, names, others, closest = [], dict[str, None](), list[type[Method]](), 0
-    for method in sorted(method_names(), key=lambda method: method != path[0]):
-        try:
-            other = find_method(method)
-        except ConfigError:  # another package's that cannot be imported
-            if method in _OURS:
-                raise
-            continue
+    for _, other in _importable_methods(path[0]):
         others.append(other)
         fields: Mapping[str, Any] = _fields(other)
         for section in sections:

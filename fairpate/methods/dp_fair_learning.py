@@ -99,7 +99,7 @@ from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Disables, PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
-from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_codes, require_shares
+from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_shares
 from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.privacy.laplace import add_laplace, choose_cheap, release_epsilon_for
@@ -647,10 +647,7 @@ def released_counts(
     ``predictions`` are predicted labels (N,) or probabilities (N, C). ``epsilon`` inf adds no noise. ValueError for a
     label, group or prediction out of range.
     """
-    labels, groups = np.asarray(labels_N), np.asarray(groups_N)
-    require_codes("labels", labels, num_classes)
-    require_codes("groups", groups, num_groups)
-    exact_GYC = joint_table(predictions, groups, num_groups=num_groups, num_classes=num_classes, labels_N=labels)
+    exact_GYC = joint_table(predictions, groups_N, num_groups=num_groups, num_classes=num_classes, labels_N=labels_N)
     # A replaced record, or group, leaves one count for another; an added record enters one.
     moved = 2.0 if relation == "replace one" else 1.0
     noisy_GYC = add_laplace(exact_GYC, l1_sensitivity=moved, epsilon=epsilon, source=source)
@@ -774,11 +771,7 @@ class Postprocessing(DpSgdFamily):
                 # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
                 share, relation = config.count_share, target.record_relation
                 rest = target.model_copy(update={"epsilon": (1 - share) * target.epsilon})
-                steps = dp_sgd.calibrated_steps(self.dp_sgd, rest, num_records=len(private))
-                drawn = self.randomness()
-                base = dp_sgd.train_dp_sgd(
-                    model, private.x, private.y, steps, relation=relation, randomness=drawn, on_progress=advance
-                )
+                base = dp_sgd.train_dp_sgd(**self.sgd_arguments(training, rest), on_progress=advance)
                 events = base.events
                 counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)
                 # One seeded source is enough to make the result not private, so its label is the one that is stated.

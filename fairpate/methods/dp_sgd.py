@@ -47,9 +47,9 @@ from pydantic import Field
 
 from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
 from fairpate.methods import base
-from fairpate.methods.base import PrivateMethod, Progress, Stream, Trained, Training, UnprotectedMethod
+from fairpate.methods.base import PrivateMethod, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
-from fairpate.types import Later, Relation, Unit, torch
+from fairpate.types import Advance, Later, Relation, Unit, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -69,7 +69,7 @@ def train_sgd(
     config: FitConfig,
     *,
     generator: torch.Generator,
-    on_progress: Progress = lambda *_: None,
+    on_progress: Advance = lambda *_: None,
 ) -> nn.Module:
     """Train ``model`` in place by SGD without privacy on ``x`` (N, ...) and ``y`` (N,), and return it.
 
@@ -163,7 +163,7 @@ def train_dp_sgd(
     randomness: PrivateRandomness,
     relation: Relation = "add or remove one",
     person_N: Tensor | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: Advance = lambda *_: None,
     public_gradient: PublicGradient | None = None,
     before_clipping: bool = False,
 ) -> Trained:
@@ -205,11 +205,12 @@ class DpSgdFamily(PrivateMethod):
         # Batch size over sampling rate is the number of records, and both are published.
         return self.dp_sgd.num_records is None
 
-    def sgd_arguments(self, training: Training) -> dict[str, Any]:
-        """Return the keyword arguments of :func:`train_dp_sgd` for this run, except ``on_progress``."""
+    def sgd_arguments(self, training: Training, target: PrivacyTarget) -> dict[str, Any]:
+        """Return the keyword arguments of :func:`train_dp_sgd` for this run within ``target``, except
+        ``on_progress``."""
         private = training.dataset.private
         # If persons are protected, persons are sampled: the rate is computed from their number.
-        steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
+        steps = calibrated_steps(self.dp_sgd, target, num_records=private.num_protected)
         records = {"model": training.model, "x": private.x, "y": private.y, "person_N": private.person_N}
         return records | {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
 
@@ -231,7 +232,7 @@ class DpSgd(DpSgdFamily):
 
     def train(self, training: Training) -> Trained:
         with training.reporter.stage(self.method) as advance:
-            return train_dp_sgd(**self.sgd_arguments(training), on_progress=advance)
+            return train_dp_sgd(**self.sgd_arguments(training, self.target), on_progress=advance)
 
 
 class FairDpSgdConfig(DpfrConfig):
@@ -311,7 +312,7 @@ class FairDpSgd(DpSgd):
                 )
         with training.reporter.stage(self.method) as advance:
             return train_dp_sgd(
-                **self.sgd_arguments(training),
+                **self.sgd_arguments(training, self.target),
                 public_gradient=regulariser(training.generator(Stream.TRAINING)) if settings.weight else None,
                 before_clipping=settings.variant == "as_in_paper",
                 on_progress=advance,

@@ -76,13 +76,14 @@ from fairpate.config import (
     StudentConfig,
 )
 from fairpate.data import Dataset
+from fairpate.fairness.rates import indices
 from fairpate.methods import base
-from fairpate.methods.base import PrivateMethod, Progress, Trained, Training, UnprotectedMethod
-from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
+from fairpate.methods.base import PrivateMethod, Trained, Training, UnprotectedMethod
+from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong
 from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, IntArray, Later, functional, torch
+from fairpate.types import Advance, FloatArray, IntArray, Later, functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -163,7 +164,7 @@ def train_f_ld(
     parity: MeanParity,
     generator: torch.Generator,
     allow_empty_cells: bool = False,
-    on_progress: Progress = lambda *_: None,
+    on_progress: Advance = lambda *_: None,
 ) -> nn.Module:
     """Train ``model`` in place by F-LD (fairness by Lagrange multipliers), without privacy, on ``x`` (N, ...), ``y``
     and ``groups`` (N,), and return it.
@@ -208,7 +209,7 @@ def alternate(
     ascend: Callable[[], None],
     gradients: Callable[[Tensor, float], list[Tensor]],
     secret: private_fit.PoissonBatches | None = None,
-    on_progress: Progress = lambda *_: None,
+    on_progress: Advance = lambda *_: None,
 ) -> None:
     """Run the training loop of F-LD and PF-LD: update the multipliers before every epoch with constraints, and take one
     gradient step for each batch of every epoch.
@@ -377,7 +378,7 @@ def train_pf_ld(
     parity: MeanParity,
     randomness: private_fit.PrivateRandomness,
     generator: torch.Generator,
-    on_progress: Progress = lambda *_: None,
+    on_progress: Advance = lambda *_: None,
 ) -> Trained:
     """Train ``model`` in place by PF-LD, private training with fairness by Lagrange multipliers, on ``x`` (N, ...),
     ``y`` (N,) and private ``groups`` (N,), and return it.
@@ -577,8 +578,8 @@ def coefficients(
 
     ValueError for a label or group out of range, a group without records, too many features, and if the solver fails.
     """
-    require_codes("labels", labels_N, 2)
-    require_codes("groups", groups_N, num_groups)
+    indices("labels", labels_N, 2)
+    indices("groups", groups_N, num_groups)
     missing = np.flatnonzero(np.bincount(groups_N, minlength=num_groups) == 0)
     if len(missing):
         raise ValueError(f"Expected records of every group, got none of group {missing[0]}; merge groups.")

@@ -29,13 +29,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from fairpate.config import CountOrZero, Fraction, Section
+from fairpate.fairness.rates import indices
 from fairpate.types import FloatArray, IntArray, torch
 
 if TYPE_CHECKING:
@@ -56,15 +57,6 @@ class ParityConfig(Section):
         1e-3, gt=0, lt=1, description="Smallest allowed released share of a cell; a smaller share is an error."
     )
     reference_group: CountOrZero = Field(0, description="Code of the group that others are compared with.")
-
-
-def require_codes(name: str, values: npt.NDArray[Any], stop: int) -> None:
-    """Raise ValueError unless every value is a whole number from 0 to ``stop`` - 1; ``name`` is for the message."""
-    if values.ndim != 1 or not np.isin(values, np.arange(stop)).all():
-        raise ValueError(
-            f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}; number them from "
-            "0."
-        )
 
 
 def require_shares(shares: FloatArray, floor: float) -> None:
@@ -114,16 +106,14 @@ class ParityCells:
         ValueError for labels, groups or a positive label out of range, for lengths that differ, and for fewer than two
         groups.
         """
-        labels, groups = np.asarray(labels_N), np.asarray(groups_N)
-        require_codes("labels", labels, num_classes)
-        require_codes("groups", groups, num_groups)
+        labels = indices("labels", np.asarray(labels_N), num_classes)
+        groups = indices("groups", np.asarray(groups_N), num_groups)
         if len(labels) != len(groups) or not len(labels):
             raise ValueError(f"Expected one group per label, got {len(groups)} groups for {len(labels)} labels.")
         if num_groups < 2:
             raise ValueError(f"Expected at least 2 groups to compare, got {num_groups}.")
         if constraint in ("equal_opportunity", "equal_false_positives") and not positive_label < num_classes:
             raise ValueError(f"Expected positive_label < {num_classes}, got {positive_label}.")
-        labels = labels.astype(np.int64)
         events_of: dict[Constraint, IntArray] = {
             "demographic_parity": np.zeros_like(labels),
             "equalized_odds": labels,
@@ -134,9 +124,9 @@ class ParityCells:
         num_cells = num_events * num_groups
         return cls(
             labels_N=labels,
-            groups_N=groups.astype(np.int64),
+            groups_N=groups,
             events_N=events_N,
-            cells_N=np.where(events_N == NO_EVENT, num_cells, events_N * num_groups + groups.astype(np.int64)),
+            cells_N=np.where(events_N == NO_EVENT, num_cells, events_N * num_groups + groups),
             num_groups=num_groups,
             num_events=num_events,
             num_cells=num_cells,
@@ -209,8 +199,8 @@ class MeanParity:
         """
         if labels_N.shape != groups_N.shape:
             raise ValueError(f"Expected one group per label, got {len(groups_N)} groups for {len(labels_N)} labels.")
-        require_codes("labels", labels_N.cpu().numpy(), self.num_classes)
-        require_codes("groups", groups_N[groups_N != UNKNOWN].cpu().numpy(), self.num_groups)
+        indices("labels", labels_N.cpu().numpy(), self.num_classes)
+        indices("groups", groups_N[groups_N != UNKNOWN].cpu().numpy(), self.num_groups)
         cells_N = self.populations(labels_N) * self.num_groups + groups_N
         # An unknown group of -1 would give the last group of the population before.
         return torch.where(groups_N == UNKNOWN, UNKNOWN, cells_N)

@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, field_serializer
+from pydantic import Field, FiniteFloat, field_serializer
 from pydantic.dataclasses import dataclass as validated
 
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PositiveShare, PrivacyTarget, Section
@@ -112,7 +112,7 @@ class Partition:
         return cells_N
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True)
 class RateTerm:
     """One term of a rate constraint. It reads the records in a union of ``cells``, and adds up, with ``weights``, the
     rates at which these records get each class as their prediction.
@@ -120,51 +120,47 @@ class RateTerm:
     ``of_all``: the rates are relative to the number of all records, not to that of the union.
     """
 
-    cells: tuple[int, ...]
-    weights: tuple[float, ...]
+    # An empty union of cells has no rate.
+    cells: Annotated[tuple[CountOrZero, ...], Field(min_length=1)]
+    weights: tuple[FiniteFloat, ...]
     of_all: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True)
 class RateConstraint:
     """The constraint that the sum of ``terms`` is at most ``bound``; ``name`` describes it in reports."""
 
     name: str
-    terms: tuple[RateTerm, ...]
-    bound: float
+    terms: Annotated[tuple[RateTerm, ...], Field(min_length=1)]
+    bound: FiniteFloat
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated(frozen=True, kw_only=True)
 class RateConstraints:
     """Rate constraints over one partition of the records, checked when they are created.
 
-    ValueError for a constraint without terms, a term without cells, a cell that the partition does not have, weights
-    that are not one finite number for each of the same classes, and a bound that no predictions can keep.
+    ValueError for a cell that the partition does not have, weights that are not one number for each of the same
+    classes, and a bound that no predictions can keep.
     """
 
     partition: Partition
-    constraints: tuple[RateConstraint, ...]
+    constraints: Annotated[tuple[RateConstraint, ...], Field(min_length=1)]
 
     def __post_init__(self) -> None:
-        if not self.constraints:
-            raise ValueError("Expected at least one constraint, got none; state one.")
+        num_cells = self.partition.num_cells
         for constraint in self.constraints:
             where = f"constraint {constraint.name!r}"
-            if not constraint.terms or not np.isfinite(constraint.bound):
-                raise ValueError(
-                    f"Expected terms and a finite bound in {where}, got {len(constraint.terms)} terms and the bound "
-                    f"{constraint.bound}."
-                )
             for term in constraint.terms:
-                num_cells = self.partition.num_cells
-                # An empty union of cells has no rate.
-                if not term.cells or not all(0 <= cell < num_cells for cell in term.cells):
+                if max(term.cells) >= num_cells:
                     raise ValueError(
-                        f"Expected terms in {where} to list one or more cells of the partition, numbered from 0 and "
-                        f"below {num_cells}, got {term.cells}; correct cells."
+                        f"Expected terms in {where} to list cells of the partition, numbered from 0 and below "
+                        f"{num_cells}, got {term.cells}; correct cells."
                     )
-                if len(term.weights) != self.num_classes or not np.isfinite(term.weights).all():
-                    raise ValueError(f"Expected {self.num_classes} finite weights in {where}, got {term.weights}.")
+                if len(term.weights) != self.num_classes:
+                    raise ValueError(
+                        f"Expected {self.num_classes} weights in {where}, one per class, got {term.weights}; correct "
+                        "weights."
+                    )
         # The least value for any predictions; overlapping unions are treated as disjoint. A share of all records may
         # be 0; a rate gives all of its weight to some class.
         _, of_all_U, weights_JUC = self.unions
@@ -367,7 +363,7 @@ def named_constraints(
 
 
 Pricing = Callable[[FloatArray], FloatArray]
-_AVERAGED_SHARE = 0.5  # of the steps, the last ones
+AVERAGED_SHARE = 0.5  # of the steps, the last ones
 SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: docs/coverage.md, RaCO-DP
 
 
@@ -607,7 +603,6 @@ class HistogramSteps:
 
     - ``laplace_scale``: scale of the noise on every entry; a record changes all entries by 1 in L1.
     - ``size_floor``: the least number of records of a union of cells; smaller noisy sizes are replaced by it.
-    - ``averaged_share``: the share of the steps, counted from the end, whose model weights are averaged.
     - ``size_noise``: standard deviation of the noise on the number of records of every cell, which a record changes by
       1 in L2; None: these numbers are not released.
     """
@@ -615,7 +610,6 @@ class HistogramSteps:
     gradient: PrivateSteps
     laplace_scale: float
     size_floor: float
-    averaged_share: float = 0.0
     size_noise: float | None = None
 
     @property
@@ -649,7 +643,6 @@ def plan_steps(
         laplace_scale=laplace_scale,
         # Of the expected batch: the realised one is private.
         size_floor=config.min_share * gradient.expected_batch_size,
-        averaged_share=_AVERAGED_SHARE,
         size_noise=noise_multiplier / math.sqrt(size_share) if size_share else None,
     )
 
@@ -795,7 +788,7 @@ class RacoDp(DpSgdFamily):
             # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
             named["histogram_randomness"] = self.randomness(Stream.HISTOGRAM_NOISE)
             priced = priced_training(training.model, private.x, private.y, cells, steps, config, **named)
-            events = priced.run(averaged_share=steps.averaged_share, on_progress=advance)
+            events = priced.run(averaged_share=AVERAGED_SHARE, on_progress=advance)
         report = lagrangian.report()
         worst = max(range(len(report.names)), key=lambda j: report.values[j] - report.bounds[j])
         training.reporter.note(

@@ -28,11 +28,11 @@ import numpy as np
 from pydantic import Field
 
 from fairpate.config import Count, Fraction, Positive
-from fairpate.fairness.rates import joint_table
+from fairpate.fairness.rates import indices, joint_table
 from fairpate.methods.base import PrivateMethod, Stream, Trained, Training
 from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, fair_mixing, fit_mixture
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
-from fairpate.methods.parity import ParityCells, ParityConfig, require_codes
+from fairpate.methods.parity import ParityCells, ParityConfig
 from fairpate.privacy.accountant import PureReleases, spent
 from fairpate.privacy.laplace import keep_probability, randomise_response
 from fairpate.types import FloatArray, sklearn, torch
@@ -181,7 +181,7 @@ class RandomisedResponse(PrivateMethod):
 
         dataset, config, epsilon = training.dataset, self.randomised_response, self.target.epsilon
         x, y, num_groups = dataset.private.x, dataset.private.y, dataset.num_groups
-        require_codes("labels", y.numpy(), dataset.num_classes)
+        indices("labels", y.numpy(), dataset.num_classes)
         two_step = config.form == "two_step"
         inverse_GG = recovery(epsilon, num_groups) if two_step else None
         events, source = (PureReleases(count=1, epsilon=epsilon),), self.source

@@ -109,9 +109,9 @@ def test_cumulative_tables_end_at_the_table() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"predictions": PREDICTED + 1}, "predictions to hold integers from 0 to 1"),
-        ({"groups": GROUPS - 1}, "groups_N to hold integers from 0 to 1"),
-        ({"labels": LABELS + 0.5}, "labels_N to hold integers"),
+        ({"predictions": PREDICTED + 1}, "predictions to be codes from 0 to 1"),
+        ({"groups": GROUPS - 1}, "groups_N to be codes from 0 to 1"),
+        ({"labels": LABELS + 0.5}, "labels_N to be codes"),
         ({"labels": LABELS[:-1]}, "got 8, 8, 7 and 8"),
         ({"predictions": np.full((8, 2), 0.7)}, "probabilities that sum to 1"),
         ({"predictions": np.full((8, 2), np.nan)}, "probabilities that sum to 1"),

@@ -266,7 +266,7 @@ def test_what_has_no_solution_or_no_meaning_is_refused(monkeypatch: pytest.Monke
     ):
         with pytest.raises(ValueError, match=message):
             fair_mixing(counts, config(**settings), epsilon=math.inf)
-    with pytest.raises(ValueError, match="labels to be codes from 0 to 1"):
+    with pytest.raises(ValueError, match="labels_N to be codes from 0 to 1"):
         released_counts([0, 1], [0, 2], [0, 1], epsilon=1.0, source=SeededSource(0), num_groups=2)
     failed = OptimizeResult(status=7, x=None, fun=None, message="no luck")
     monkeypatch.setattr(dp_fair_learning, "linprog", lambda *_, **__: failed)

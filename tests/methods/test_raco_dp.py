@@ -69,7 +69,14 @@ class Done(NamedTuple):
     report: ConstraintReport
 
 
-def train(network: nn.Module, data: tuple[Tensor, Tensor, Tensor], planned: HistogramSteps, **settings: Any) -> Done:
+def train(
+    network: nn.Module,
+    data: tuple[Tensor, Tensor, Tensor],
+    planned: HistogramSteps,
+    *,
+    averaged_share: float = 0.0,
+    **settings: Any,
+) -> Done:
     config, (x, y, z) = RacoDpConfig(**settings), data
     num_classes = next(reversed(list(network.parameters()))).shape[0]
     constraints = raco_dp.constraints_of(config, num_classes=num_classes, num_groups=NUM_GROUPS)
@@ -87,7 +94,7 @@ def train(network: nn.Module, data: tuple[Tensor, Tensor, Tensor], planned: Hist
         randomness=SeededRandomness(3),
         histogram_randomness=SeededRandomness(4),
     )
-    return Done(training.run(averaged_share=planned.averaged_share), lagrangian.report())
+    return Done(training.run(averaged_share=averaged_share), lagrangian.report())
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp"])
@@ -197,7 +204,8 @@ def test_constraints_are_kept_within_a_budget(constraint: str) -> None:
         config = RacoDpConfig(constraint=constraint, bound=0.02, sharpness=2.0, **settings)
         planned = raco_dp.calibrated_steps(base, config, target, num_records=len(x))
         network = model(num_classes=2)
-        trained = train(network, (x, y, z), planned, **config.model_dump())
+        share = raco_dp.AVERAGED_SHARE
+        trained = train(network, (x, y, z), planned, averaged_share=share, **config.model_dump())
         assert priced(trained.events, target).epsilon <= 3.0
         hard = torch.eye(2)[predict_logits(network, x).argmax(dim=1)]
         constraints = raco_dp.constraints_of(config, num_classes=2, num_groups=2)
@@ -245,7 +253,7 @@ def test_what_cannot_be_promised_or_kept_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be kept"):
         train(model(), records(100), steps(100), constraint="false_negative_rate", bound=-0.1)
     x, y, z = records(100)
-    with pytest.raises(ValueError, match="groups_N to hold integers from 0 to 1"):
+    with pytest.raises(ValueError, match="groups_N to be codes from 0 to 1"):
         train(model(), (x, y, z + 1), steps(100))
 
 
