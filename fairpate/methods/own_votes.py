@@ -257,15 +257,12 @@ def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
 _NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
 
 
-_NO_GATE = GateConfig(max_disparity=NO_GATE.max_disparity, min_count=NO_GATE.min_count)
-
-
 class OwnAggregatorConfig(GatedAggregatorConfig):
     """Settings of the aggregator (noisy argmax of votes), by default without a threshold check and without a fairness
     gate."""
 
     mechanism: MechanismParameters = _NO_CHECK
-    gate: GateConfig = _NO_GATE
+    gate: GateConfig = GateConfig(max_disparity=NO_GATE.max_disparity, min_count=NO_GATE.min_count)
 
 
 class OwnVotes(GnmaxMethod):
@@ -333,14 +330,8 @@ class OwnVotes(GnmaxMethod):
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - none is trained
         """Return the votes of the file as voters of a service, which answers further queries."""
         votes = read_votes_file(self.votes).votes
-        return StandingVoters(
-            ensemble=votes.ensemble,
-            collected=votes,
-            # Nobody votes on a record that the file lacks.
-            ask=lambda *_: votes.counts([]),
-            are_answering=lambda: True,
-            close=lambda: None,
-        )
+        # Nobody votes on a record that the file lacks.
+        return StandingVoters(ensemble=votes.ensemble, collected=votes, ask=lambda *_: votes.counts([]))
 
     def release(self, training: Training) -> Labels:
         """Release labels; a remark in the run's privacy statement says that the operator attests the unit of

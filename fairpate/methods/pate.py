@@ -224,13 +224,13 @@ class StandingVoters:
 
     ``ensemble`` is a digest of all that determines their votes, for the ledger. ``ask`` returns their votes on records,
     given features (Q, ...) and names, and raises if they fail. ``collected``: the votes that the run has stored.
-    ``are_answering`` returns, without waiting, whether they answer.
+    ``are_answering`` returns, without waiting, whether they answer, and ``close`` ends them.
     """
 
     ensemble: str
     ask: Callable[[npt.NDArray[np.generic], Sequence[str]], IntArray]
-    are_answering: Callable[[], bool]
-    close: Callable[[], None]
+    are_answering: Callable[[], bool] = lambda: True
+    close: Callable[[], None] = lambda: None
     collected: VoteBatch | None = None
 
     @cached_property
