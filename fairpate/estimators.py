@@ -46,12 +46,11 @@ from torch import Tensor
 
 from fairpate import config as configuration
 from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
-from fairpate.data import SPLIT_NAMES, Dataset, Split
+from fairpate.data import SPLIT_NAMES, Dataset, Split, tables
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.large_arrays import Names
-from fairpate.data.tables import TableFaults, cells, codes_of, encode, plain_batches, require_columns, text_of
 from fairpate.files import private_folder
 from fairpate.methods.base import FITTED, Method, Price, Stream, configured, find_method, fitted_to, price
 from fairpate.pages import epsilon_text
@@ -238,28 +237,23 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
             "fairpate.load_data and fairpate.run_method."
         )
     frame = pa.table(X) if isinstance(X, Mapping) else pa.Table.from_pandas(X, preserve_index=False)
-    rows = pa.concat_tables(plain_batches(frame, name))
-    options, faults = {key: option.default for key, option in table.all_options.items()}, TableFaults()
+    rows = pa.concat_tables(tables.plain_batches(frame, name))
+    options, faults = {key: option.default for key, option in table.all_options.items()}, tables.TableFaults()
     features = table.visible(options)
-    require_columns(rows, [column for column, _ in features], name)
-    x = encode(rows, features, name, faults)
+    tables.require_columns(rows, [column for column, _ in features], name)
+    x = tables.encode(rows, features, name, faults)
     labels: Values | None = None
     groups: Values | None = None
     if table.label.column in rows.column_names:
-        found = cells(rows, table.label.column, name, faults)
-        labels = codes_of(found, table.label, "class", may_lack=True).numpy()
+        found = tables.cells(rows, table.label.column, name, faults)
+        labels = tables.codes_of(found, table.label, "class", may_lack=True).numpy()
     chosen = table.chosen_groups(options).values()
     if {group.column for group in chosen} <= set(rows.column_names):
-        crossed: Values = np.zeros(len(rows), dtype=np.int64)
-        for group in chosen:
-            own = codes_of(cells(rows, group.column, name, faults), group, "group").numpy()
-            # The last group changes first, as in :meth:`Declaration.group_names`.
-            crossed = crossed * len(group.names) + own
-        groups = np.array(table.group_names(options))[crossed]
+        groups = np.array(table.group_names(options))[tables.crossed_codes(rows, chosen, name, faults)]
     faults.require_none()
     person, persons = table.person, None
     if person is not None and not person.when and person.column in rows.column_names:
-        persons = np.array(text_of(rows[person.column]).to_pylist())
+        persons = np.array(tables.text_of(rows[person.column]).to_pylist())
     if labels is not None:
         # Labels of public records may be unknown: -1.
         labels = None if (labels < 0).any() else np.array(table.label.names)[labels]
@@ -350,8 +344,8 @@ def _dataset(splits: Mapping[str, Split], **facts: Any) -> Dataset:
     """Return a data set named ``records`` of the given ``splits``; the other splits are empty. ``facts`` are its other
     fields."""
     some = next(iter(splits.values()))
-    kind = "image" if some.x.ndim == 4 else "tabular"
-    return Dataset(name="records", kind=kind, **dict.fromkeys(SPLIT_NAMES, some.take([])) | facts | splits)
+    facts |= {"kind": "image" if some.x.ndim == 4 else "tabular", **dict.fromkeys(SPLIT_NAMES, some.take([])), **splits}
+    return Dataset(name="records", **facts)
 
 
 def _split(x: Tensor, labels: Values, groups: Values) -> Split:

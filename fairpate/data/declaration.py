@@ -627,12 +627,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         label = tables.cells(rows, table.label.column, file, faults)
         codes_N = tables.codes_of(label, table.label, "class", may_lack=part == "public").numpy()
         y.append(codes_N)
-        crossed_N = np.zeros(len(rows), dtype=np.int64)
-        for group in groups.values():
-            own_N = tables.codes_of(tables.cells(rows, group.column, file, faults), group, "group").numpy()
-            # The last group changes first, as in :meth:`Declaration.group_names`.
-            crossed_N = crossed_N * len(group.names) + own_N
-        z.append(crossed_N)
+        z.append(tables.crossed_codes(rows, groups.values(), file, faults))
         # Pooled files are divided together, so that equal rows of both are numbered together too.
         pool: Part = "records" if table.files.pooled else part
         names = _unit_names(table, request, rows, codes_N, file, pool, headers)

@@ -899,6 +899,16 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
     return torch.from_numpy(codes_N)
 
 
+def crossed_codes(rows: pa.Table, groups: Iterable[Group], file: str, faults: TableFaults) -> IntArray:
+    """Return the code of each row's combination of ``groups``, of which the last changes first, as in
+    :meth:`fairpate.data.declaration.Declaration.group_names`."""
+    crossed_N = np.zeros(len(rows), dtype=np.int64)
+    for group in groups:
+        own_N = codes_of(cells(rows, group.column, file, faults), group, "group").numpy()
+        crossed_N = crossed_N * len(group.names) + own_N
+    return crossed_N
+
+
 def codes(table: pa.Table, column: str, meanings: Mapping[str, int] | Sequence[str], file: str) -> Tensor:
     """Return the values of a column as int64 codes. ``meanings`` maps values to codes; if it is a sequence, a value's
     code is its index. :class:`DataError` for any other value."""
