@@ -21,7 +21,7 @@ cost, L the two coefficients of a line in alpha.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -181,31 +181,19 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
     return exp_2AB.transpose(0, 2, 1)
 
 
-@dataclass(frozen=True)
 class JointPricing:
-    """Computes the joint Renyi cost of threshold bit and noisy argmax at some of the orders, for many vote histograms.
+    """Computes the joint Renyi cost of threshold bit and noisy argmax at ``orders_A``, for many vote histograms.
 
     p(v) is the probability that v passes the threshold, and w is the largest count on neighbouring data. The joint
     moment is yes * (moment of the argmax) + no, with yes = p(v)^alpha p(w)^(1 - alpha), and no the same for 1 - p. It
     is convex in p(w), and p(v) lies between p(v - 1) and p(v + 1): so w = v is never the largest, and only w = v - 1
-    and w = v + 1 are computed. With ``logs`` every moment and factor is stored as its logarithm.
+    and w = v + 1 are computed. Histograms with the same largest count share the factors yes and no, which are given as
+    logarithms. With ``logs`` every moment and factor is stored as its logarithm; without, no moment may overflow a
+    float.
     """
 
-    distinct: DistinctHistograms
-    argmax: TheoremSix
-    orders_A: FloatArray
-    powers_LA: FloatArray
-    runs: tuple[slice, ...]
-    independent_A: FloatArray
-    yes_SVA: FloatArray
-    no_SVA: FloatArray
-    logs: bool
-    reach_K: IntArray
-    """For each chunk, the number of leading orders at which Theorem 6 may lower the cost."""
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         distinct: DistinctHistograms,
         argmax: TheoremSix,
         orders_A: FloatArray,
@@ -213,26 +201,17 @@ class JointPricing:
         log_no_SVA: FloatArray,
         *,
         logs: bool,
-    ) -> JointPricing:
-        """Prepare the joint costs at ``orders_A``, given the logarithms of the factors yes and no of the joint moment;
-        histograms with the same largest count share these factors. Without ``logs``, no moment may overflow a float."""
-        exponent_A = orders_A * (orders_A - 1) / argmax.variance
-        shared = (exponent_A, log_yes_SVA, log_no_SVA)
-        independent_A, yes_SVA, no_SVA = shared if logs else map(np.exp, shared)
+    ) -> None:
+        self.distinct, self.argmax, self.logs = distinct, argmax, logs
+        shared = (orders_A * (orders_A - 1) / argmax.variance, log_yes_SVA, log_no_SVA)
+        factors: Iterable[FloatArray] = shared if logs else map(np.exp, shared)
+        self.independent_A, self.yes_SVA, self.no_SVA = factors
+        self.powers_LA = np.stack([orders_A - 1, np.ones_like(orders_A)])
         # Runs of evenly spaced orders: powers in one are products of earlier ones (see _exp_of_lines).
         bounds = np.flatnonzero(np.diff(np.diff(orders_A), prepend=np.nan, append=np.nan) != 0)
-        return cls(
-            distinct=distinct,
-            argmax=argmax,
-            orders_A=orders_A,
-            powers_LA=np.stack([orders_A - 1, np.ones_like(orders_A)]),
-            runs=tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START),
-            independent_A=independent_A,
-            yes_SVA=yes_SVA,
-            no_SVA=no_SVA,
-            logs=logs,
-            reach_K=np.searchsorted(orders_A, np.maximum.reduceat(argmax.limit_U, distinct.starts_K)),
-        )
+        self.runs = [slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START]
+        # For each chunk, the number of leading orders at which Theorem 6 may lower the cost.
+        self.reach_K = np.searchsorted(orders_A, np.maximum.reduceat(argmax.limit_U, distinct.starts_K))
 
     def total_exponents(self) -> FloatArray:
         """Return the sum over all queries of (alpha - 1) R, where R is a query's joint cost at order alpha, shape
@@ -240,7 +219,7 @@ class JointPricing:
         # (alpha - 1) R where the argmax is charged in full.
         independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
         # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
-        weight_VA = np.zeros((len(independent_VA), len(self.orders_A) + 1))
+        weight_VA = np.zeros((len(independent_VA), len(self.independent_A) + 1))
         counts_K = np.add.reduceat(self.distinct.counts_U, self.distinct.starts_K)
         # Plain indexing would count a reach of one group once, however many of its chunks have it.
         np.add.at(weight_VA, (self.distinct.group_K, self.reach_K), counts_K)
@@ -415,7 +394,7 @@ def confident_gnmax_rdp(
             if columns.start == columns.stop:
                 continue
             factors = log_yes_SVA[..., columns], log_no_SVA[..., columns]
-            pricing = JointPricing.of(distinct, argmax, orders[columns], *factors, logs=logs)
+            pricing = JointPricing(distinct, argmax, orders[columns], *factors, logs=logs)
             if total:
                 exponent_UA[0, columns] = pricing.total_exponents()
             else:

@@ -464,7 +464,12 @@ class PoissonGaussianLaplaces(CountedEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AttributeEvent(CountedEvent):
+class AttributeGaussians(CountedEvent):
+    """``count`` Gaussian releases that protect one record's sensitive attribute; features and labels count as public.
+
+    ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
+    """
+
     noun: ClassVar[str] = "attribute-level Gaussian sum"
     unit: ClassVar[Unit] = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
@@ -473,15 +478,7 @@ class _AttributeEvent(CountedEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttributeGaussians(_AttributeEvent):
-    """``count`` Gaussian releases that protect one record's sensitive attribute; features and labels count as public.
-
-    ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
-class SecretBatchAttributeGaussians(_AttributeEvent):
+class SecretBatchAttributeGaussians(AttributeGaussians):
     """``count`` Gaussian releases, each on a fresh secret Poisson batch, that protect only the records' sensitive
     attributes.
 
@@ -515,11 +512,11 @@ def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
 
 
 @event_rdp.register
-def _(event: AttributeGaussians | SecretBatchAttributeGaussians, orders_A: FloatArray) -> FloatArray:
+def _(event: AttributeGaussians, orders_A: FloatArray) -> FloatArray:
     if not event.attribute_noise_multiplier:
         return np.full(len(orders_A), math.inf)
     twice_variance = 2 * event.attribute_noise_multiplier**2
-    if isinstance(event, AttributeGaussians):
+    if not isinstance(event, SecretBatchAttributeGaussians):
         return event.count * orders_A / twice_variance
     # Convexity of the moment: with probability 1 - rate the record is not in the batch, and nothing of it is lost.
     exponent_A = (orders_A - 1) * (orders_A / twice_variance)
@@ -539,8 +536,8 @@ def _(event: PoissonGaussianLaplaces, interval: float) -> LossDistribution | Non
 
 
 @event_pld.register
-def _(event: AttributeGaussians | SecretBatchAttributeGaussians, interval: float) -> LossDistribution | None:
-    if isinstance(event, AttributeGaussians):
+def _(event: AttributeGaussians, interval: float) -> LossDistribution | None:
+    if not isinstance(event, SecretBatchAttributeGaussians):
         return gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
     # One step: each is mixed with nothing before steps are composed.
     inside = gaussians(1, event.attribute_noise_multiplier, interval=interval)
@@ -692,15 +689,10 @@ def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
 
 @event_rdp.register
 def _(event: VoteTables | VoteSums | NeighbourVotes, orders_A: FloatArray) -> FloatArray:
-    stddev = event.noise_stddev_votes
-    if isinstance(event, VoteSums):
-        # No t here: the Renyi curve of discrete noise never exceeds the continuous one, for vectors too.
-        precision = (event.norm / stddev) ** 2 if stddev else math.inf
-    else:
-        precision = _precision(event)
+    precision = _precision(event)
     if not math.isfinite(precision):
         return np.full(len(orders_A), math.inf)
-    # Continuous curves: those of discrete Gaussians never exceed them.
+    # Continuous curves: those of discrete Gaussians never exceed them, for vectors too. So sums need no t here.
     multiplier, orders = 1 / math.sqrt(precision), tuple(orders_A.tolist())
     return event.count * accountant.poisson_gaussian_rdp(multiplier, event.sampling_rate, orders)
 
@@ -733,9 +725,11 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
     return loss_distributions.poisson_gaussians(event.count, multiplier, sampling_rate=rate, interval=interval)
 
 
-def _precision(event: VoteTables | NeighbourVotes) -> float:
-    """Return the squared L2 sensitivity over the noise variance of one release: the sum of 1 / variance over the vote
-    counts that one record changes and, if ``event`` has one, the threshold check."""
+def _precision(event: VoteTables | VoteSums | NeighbourVotes) -> float:
+    """Return the squared L2 sensitivity over the noise variance of one release: without a norm, the sum of 1 / variance
+    over the vote counts that one record changes and, if ``event`` has one, the threshold check."""
+    if isinstance(event, VoteSums):
+        return (event.norm / event.noise_stddev_votes) ** 2 if event.noise_stddev_votes else math.inf
     stddevs = [event.noise_stddev_votes]
     if isinstance(event, NeighbourVotes):
         # The noise of the counts is listed twice, because two counts move.
