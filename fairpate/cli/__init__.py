@@ -23,11 +23,11 @@ app.command(rich_help_panel=_BEGIN)(services.new)
 app.command(rich_help_panel=_BEGIN)(runs.methods)
 app.add_typer(services.data_app, name="data", rich_help_panel=_BEGIN)
 app.command(rich_help_panel=_BEGIN)(services.version)
-for _command in (runs.compare, runs.select, runs.specify, runs.aggregate):
-    app.command(rich_help_panel=_TRAIN)(_command)
+for _training in (runs.compare, runs.select, runs.specify, runs.aggregate):
+    app.command(rich_help_panel=_TRAIN)(_training)
 app.add_typer(services.site_app, name="site", rich_help_panel=_TRAIN)
-for _command in (runs.assess, runs.report, runs.card, runs.audit, runs.bundle, runs.dossier, runs.verify):
-    app.command(rich_help_panel=_PUBLISH)(_command)
+for _publishing in (runs.assess, runs.report, runs.card, runs.audit, runs.bundle, runs.dossier, runs.verify):
+    app.command(rich_help_panel=_PUBLISH)(_publishing)
 app.command(rich_help_panel=_OPERATE)(services.serve)
 app.command(cls=services.QueryCommand, rich_help_panel=_OPERATE)(services.query)
 app.add_typer(services.tokens_app, name="tokens", rich_help_panel=_OPERATE)

@@ -53,7 +53,7 @@ class Commands(typer.Typer):
     A command is a function that returns an :class:`Output`, or None if it has printed its output itself.
     """
 
-    def __init__(self, words: str, **settings: Any) -> None:
+    def __init__(self, words: str = "", **settings: Any) -> None:
         super().__init__(help=words, no_args_is_help=True, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:  # type: ignore[override]
