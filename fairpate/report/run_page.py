@@ -160,12 +160,7 @@ def _drawn(
     return Markup(f'<svg {frame} role="img" aria-label="{name}"><title>{name}</title>{definitions}{body}</svg>')  # noqa: S704 - vl-convert escapes its text
 
 
-GAP_NAMES = {
-    **{notion.reading: notion.title for notion in NOTIONS.values()},
-    "dp_pairwise": "Demographic parity, between two groups",
-    "dp_to_overall": "Demographic parity, group to overall",
-    "eo_full": "Equalized odds, one group against the rest",
-}
+GAP_NAMES = {notion.reading: notion.title for notion in NOTIONS.values()} | records.WORDS["other_gaps"]
 
 
 def public_report(report: PublicReport) -> str:
@@ -534,11 +529,7 @@ class Card:
             "The model's file, any number of its predictions at no further cost, and anything computed from them"
             + (f", if these may be public too: {bare}." if bare else "."),
             "Epsilon, delta, unit and relation as stated here, always together.",
-            {
-                "private": "The metrics of this card: the guarantee covers them.",
-                "public": "The metrics of this card: the operator declares the test records public.",
-                "outside": "The metrics of this card, if the test records’ owner agrees: no guarantee covers them.",
-            }[measured.metrics],
+            records.WORDS["publishing_metrics"][measured.metrics],
         ]
         nothing = ["Nothing: neither the model nor its predictions or metrics are protected."]
         not_publishable = [

@@ -406,8 +406,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
         found = {"sha256": sha256_of(run.graph), "student_sha256": sha256_of(run.student)}
         if found.items() <= read_json(run.graph_description).items():
             return
-    missing = missing_packages()
-    if missing:
+    if missing := missing_packages():
         reporter.note("onnx", f"no model.onnx: {', '.join(missing)} missing; pip install 'fairpate[onnx]', run again")
         return
     # The graph contains the embedding, so it is checked on public records as they were before that.
@@ -447,16 +446,7 @@ def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, An
         return {"of": of, "features": [{"feature": name} for name in names]}
     return {
         "of": "features of declared columns, in this order",
-        "kinds": {
-            "number": "(s(v) - s(low)) / (s(high) - s(low)), clipped to 0..1, where s(v) = v, or "
-            "sign(v) ln(1 + |v|) for scale log; v is `missing` where it is not known: where its text is in `unknown`, "
-            "or is a number equal to one in it, such as 9.0 where 9 is",
-            "missing": "1 where v is not known, else 0",
-            "category": "1 where the text is one of values, else 0",
-            "element": "the number at `place` of the list, from 0",
-            "other": "1 where the text is none of values, else 0",
-            "band": "1 where at_least <= v < below, else 0; a last band has no below",
-        },
+        "kinds": records.WORDS["features"],
         "features": [
             {name: value for name, value in asdict(code).items() if value is not None} for code in dataset.feature_codes
         ],

@@ -45,7 +45,7 @@ from torch import nn
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Override, read_yaml, values_digest
-from fairpate.data import REGISTRY, Dataset, entry_for, load_data
+from fairpate.data import REGISTRY, Dataset, entry_for, load_data, load_once
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.data.registry import compared_on
@@ -61,6 +61,7 @@ from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
+from fairpate.report.records import WORDS
 from fairpate.run import context, release_log
 from fairpate.run import folder as folders
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, sole_worker, write_json
@@ -73,14 +74,7 @@ from fairpate.types import REMARKS, IntArray, PrivacyStatement, Relation, sklear
 from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
-# By method, a description of those who vote on a label; each kind of voters occurs once.
-VOTERS = {
-    "weighted_votes": "every record, a vector",
-    "residual_votes": "every record, several times",
-    "record_votes": "every record, one count",
-    "private_knn": "nearest records of a secret sample",
-    "fairpate": "models trained on shards",
-}
+VOTERS: Mapping[str, str] = WORDS["voters"]
 _OFTEN = 0.95
 
 
@@ -264,15 +258,13 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
     forecast in which the winning class needs the smallest lead comes first, methods that cannot run come last.
     DataError as in :func:`fairpate.data.load_data`.
     """
-    # Several kinds see the pool through the same embedding, and one may take a minute to compute.
-    loaded: dict[str, Dataset] = {}
     found = []
     for method in types.stepwise([name for name in VOTERS if name != chosen]):
         try:
             config = base.resolved(overrides, method)
             config.require_trainable()
-            key = config.data.model_dump_json()  # same records, options and embedding
-            dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
+            # Several kinds see the pool through the same embedding, and one may take a minute to compute.
+            dataset = load_once(config.data)
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
         except (ConfigError, types.DataSettingsError) as error:
