@@ -6,7 +6,6 @@ What was answered stays answered, alike, and nothing that left is uncharged.
 import concurrent.futures
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,35 +37,38 @@ student: {fit: {epochs: 1}}
 LIMIT_S = 180.0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def place(postgres):
-    return postgres.url(f"moves-{time.monotonic_ns()}")
+    return postgres.url("moves")
 
 
 @pytest.fixture(scope="module")
-def backed_up(tmp_path_factory):
-    """A finished run, and a copy of its ledger."""
-    folder = tmp_path_factory.mktemp("backed-up")
+def folder(tmp_path_factory, place):
+    """A finished run, with its ledger in the database."""
+    folder = tmp_path_factory.mktemp("moves")
     (folder / "config.yaml").write_text(CONFIG)
-    here(folder, "run", "config.yaml", "--out", "run", "--set", "ray.num_actors=0")
-    here(folder, "ledger", "backup", "run", "copy.sqlite")
+    assert here(folder, "run", "config.yaml", "--out", "run", "--set", "ray.num_actors=0") == 0
+    assert here(folder, "ledger", "backup", "run", "copy.sqlite") == 0
+    assert here(folder, "ledger", "restore", "copy.sqlite", "run", "--to", place) == 0
     return folder
 
 
-@pytest.fixture
-def folder(backed_up, tmp_path, place):
-    """That run, with its ledger in the database."""
-    shutil.copytree(backed_up, tmp_path, dirs_exist_ok=True)
-    here(tmp_path, "ledger", "restore", "copy.sqlite", "run", "--to", place)
-    return tmp_path
+@pytest.fixture(scope="module")
+def service(cluster: Cluster, folder: Path):
+    """Its URL on the cluster, where it stays when the command has ended."""
+    ray = {name: value for name, value in cluster.environment.items() if name.startswith("RAY_")}
+    port = free_port()
+    command(folder, "serve", "run", "--detach", "--port", str(port), **ray)
+    yield f"http://127.0.0.1:{port}"
+    command(folder, "serve", "run", "--stop", **ray)
 
 
 def environment_of(folder: Path) -> dict[str, str]:
     return make_environment() | {"FAIRPATE_STATE": str(folder / "state"), "OMP_NUM_THREADS": "1"}
 
 
-def here(folder: Path, *words: str) -> None:
-    """A command in this process: another one imports for seconds."""
+def here(folder: Path, *words: str) -> int:
+    """The status of a command in this process: another one imports for seconds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         patched.setenv("FAIRPATE_STATE", str(folder / "state"))
@@ -74,7 +76,8 @@ def here(folder: Path, *words: str) -> None:
         try:
             main()
         except SystemExit as left:
-            assert not left.code
+            return int(left.code or 0)
+    return 0
 
 
 def command(folder: Path, *words: str, **environment: str) -> None:
@@ -150,79 +153,59 @@ def node_of_the_service(cluster: Cluster):
     raise AssertionError("the actor came to no worker")
 
 
-def test_a_service_whose_node_dies_goes_on_on_another(cluster: Cluster, folder: Path, place: str) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    ray = {name: value for name, value in cluster.environment.items() if name.startswith("RAY_")}
-    command(folder, "serve", "run", "--detach", "--port", str(port), **ray)
-    try:
-        node = node_of_the_service(cluster)
-        wait_until_ready(url)
-        with asking(url, 40) as heard:
-            time.sleep(2)
-            node.kill()
-            before = len(heard)
-            wait_until_ready(url)
-            deadline_s = time.monotonic() + LIMIT_S
-            while len(heard) < before + 5 and time.monotonic() < deadline_s:
-                time.sleep(0.1)
-        assert not node.processes()  # it is another that answers
-        assert 0 < before < len(heard)
-        require_all_charged(url, place, heard)
-    finally:
-        cluster.repair()
-        command(folder, "serve", "run", "--stop", **ray)
+def test_a_service_whose_node_dies_goes_on_on_another(cluster: Cluster, service: str, place: str) -> None:
+    node = node_of_the_service(cluster)
+    wait_until_ready(service)
+    with asking(service, 100) as heard:
+        time.sleep(2)
+        node.kill()
+        before = len(heard)
+        wait_until_ready(service)
+        deadline_s = time.monotonic() + LIMIT_S
+        while len(heard) < before + 5 and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+    assert not node.processes()  # it is another that answers
+    assert 0 < before < len(heard)
+    require_all_charged(service, place, heard)
 
 
 def test_a_service_that_hangs_is_taken_over_from_and_answers_nothing_new_when_it_continues(
-    folder: Path, place: str
+    cluster: Cluster, service: str, folder: Path, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with served(folder, "first") as (first, hanging):
-        before = replies(first, list(range(40, 60)))
-        for process in hanging():
-            os.kill(process, signal.SIGSTOP)
-        try:
-            refused = subprocess.run(  # noqa: S603 our own program
-                [*FAIRPATE, "serve", "run", "--port", str(free_port())],
-                cwd=folder,
-                env=environment_of(folder),
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-            )
-            assert refused.returncode == 1
-            assert "another process writes this ledger" in refused.stderr
-            with served(folder, "second", "--take-over") as (second, _):
-                heard = before | replies(second, list(range(50, 70)))
-                require_all_charged(second, place, heard)
-                for process in hanging():
-                    os.kill(process, signal.SIGCONT)
-                assert replies(first, list(range(40, 60))) == before
-                asked = httpx.post(f"{first}/v1/queries", json=ids([80]), timeout=120)
-                assert asked.status_code == 503
-                heard |= replies(second, [80, 81])
-                require_all_charged(second, place, heard)
-        finally:
-            for process in hanging():
-                os.kill(process, signal.SIGCONT)
+    before = replies(service, list(range(40, 60)))
+    [hanging] = [process for node in cluster.nodes for process in node.processes("ray::AggregatorActor")]
+    os.kill(hanging, signal.SIGSTOP)
+    try:
+        assert here(folder, "serve", "run", "--port", str(free_port())) == 1
+        assert "another process writes this ledger" in capsys.readouterr().err
+        with served(folder, "--take-over") as second:
+            heard = before | replies(second, list(range(50, 70)))
+            require_all_charged(second, place, heard)
+            os.kill(hanging, signal.SIGCONT)
+            assert replies(service, list(range(40, 60))) == before
+            asked = httpx.post(f"{service}/v1/queries", json=ids([80]), timeout=120)
+            assert asked.status_code == 503
+            heard |= replies(second, [80, 81])
+            require_all_charged(second, place, heard)
+    finally:
+        os.kill(hanging, signal.SIGCONT)
 
 
 @contextlib.contextmanager
-def served(folder: Path, name: str, *options: str):
-    """`fairpate serve` with a Ray of its own; its URL, and what finds the processes of its actor."""
-    port, mark = free_port(), f"FAIRPATE_TEST_MARK={folder}/{name}"
-    with (folder / f"{name}.log").open("w") as log:
+def served(folder: Path, *options: str):
+    """The URL of `fairpate serve` with a Ray of its own."""
+    port = free_port()
+    with (folder / "served.log").open("w") as log:
         process = subprocess.Popen(  # noqa: S603 our own program
             [*FAIRPATE, "serve", "run", "--port", str(port), *options],
             cwd=folder,
-            env=environment_of(folder) | dict([mark.split("=")]),
+            env=environment_of(folder),
             stdout=log,
             stderr=log,
         )
     try:
         wait_until_ready(f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}", lambda: actors(mark)
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -230,14 +213,3 @@ def served(folder: Path, name: str, *options: str):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def actors(mark: str) -> list[int]:
-    """The processes of the actor in whose environment ``mark`` stands."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            marked = mark.encode() in (process / "environ").read_bytes().split(b"\0")
-            if marked and b"ray::AggregatorActor" in (process / "cmdline").read_bytes():
-                found.append(int(process.name))
-    return found
