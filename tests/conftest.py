@@ -41,6 +41,7 @@ def _temporary() -> Path:
 _WITHOUT_GRAPHS = str(Path(__file__).with_name("without_graphs"))
 _TEMPORARY = _temporary()
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TEMPORARY))  # where tmp_path is
+tempfile.tempdir = str(_TEMPORARY)  # where models without a folder of their own are trained
 _STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-", dir=_TEMPORARY)
 os.environ["FAIRPATE_STATE"] = _STATE.name  # before Ray starts: its workers inherit it
 

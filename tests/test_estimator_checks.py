@@ -25,6 +25,7 @@ FEW_STEPS: dict[str, Any] = {
     "f_ld": {"warmup_epochs": 1, "epochs": 2},
     "pf_ld": {"warmup_epochs": 1, "epochs": 2},
     "dp_postprocessing": {"min_share": 1e-9},
+    "randomised_response": {"num_rounds": 5},
 }
 ALMOST_NO_NOISE = ("dp_postprocessing", "dp_oracle_learner", "randomised_response")
 

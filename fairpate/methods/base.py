@@ -892,9 +892,9 @@ def configured(
     except ConfigError as error:
         # Each fault once, although both checks may find it.
         raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
-    settings = configuration.flattened(config.model_dump(mode="json"))
+    settings, disabled = configuration.flattened(config.model_dump(mode="json")), config.unread
     for field, value in configuration.flattened(said).items():
-        cause = configuration.unread_because_of(field, settings, config.unread)
+        cause = configuration.unread_because_of(field, settings, disabled)
         if cause is not None and value is not None:
             at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
             faults.append(f"{field}: not read because of {cause}{at}; leave it out, or change {cause}.")

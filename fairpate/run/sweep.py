@@ -427,10 +427,9 @@ def _config(
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
         settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
+        disabled = config.unread
         unread = [
-            path
-            for path in flattened(values).keys() & beneath.keys()
-            if unread_because_of(path, settings, config.unread)
+            path for path in flattened(values).keys() & beneath.keys() if unread_because_of(path, settings, disabled)
         ]
         if unread:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))

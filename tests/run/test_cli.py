@@ -332,10 +332,9 @@ def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeyp
 
 
 @pytest.mark.slow
-def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(fairpate, tmp_path):
-    arguments = ["teachers.num_teachers=8", "ray.num_actors=0", "aggregator.num_queries=10", "student.fit.epochs=1"]
-    arguments += ["aggregator.mechanism.threshold=1", "aggregator.gate.max_disparity=.inf"]
-    command = ["run", "--out", "run", *(f"--set={word}" for word in arguments)]
+def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(fairpate, small_overrides, tmp_path):
+    # Of which epochs a second remains after the first line, and not more when the run goes on.
+    command = ["run", "--out", "run", *(f"--set={word}" for word in [*small_overrides, "teachers.fit.epochs=40"])]
     process = [sys.executable, "-m", "fairpate", *command]
     started = subprocess.Popen(process, cwd=tmp_path, stderr=subprocess.PIPE, text=True)  # noqa: S603
     said = ""

@@ -22,7 +22,7 @@ from aggregator import audit
 from aggregator.ledger import Ledger
 from aggregator.session import OverBudget, query_key
 from aggregator.store import ledger_files
-from fairpate.config import ConfigError, DataConfig
+from fairpate.config import ConfigError, DataConfig, RayConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.embedding import SpaceConfig
 from fairpate.methods.base import configured
@@ -264,11 +264,10 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
         tmp_path / "run",
         "noise=os_entropy",
         "aggregator.budget={max_queries: 93}",
-        f"ray.num_actors={num_actors}",
     )
     done = run(settings)
     assert read_statement(done).events[0]["count"] == 90
-    backend = open_backend(done.root, settings)
+    backend = open_backend(done.root, settings.model_copy(update={"ray": RayConfig(num_actors=num_actors)}))
     try:
         assert backend.try_vote is not None
         backend.try_vote()

@@ -25,6 +25,7 @@ from aggregator.service.auth import read_tokens
 from aggregator.service.server import Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
 from aggregator.store import ledger_files
+from fairpate.config import RayConfig
 from fairpate.data import load_data
 from fairpate.http_server import HttpServer
 from fairpate.methods.pate import StandingVoters
@@ -40,9 +41,9 @@ from teachers.ray_pool import BESIDE_WORK, ServingTeachers, VoterWatch
 
 @pytest.fixture(scope="module")
 def finished(small_config, tmp_path_factory, ray_session):
-    """A run in whose folder the service goes on."""
-    config = small_config(tmp_path_factory.mktemp("served") / "run", "ray.num_actors=1")
-    return run_method(config, Reporter(quiet=True)), config
+    """A run in whose folder the service goes on, with an actor."""
+    config = small_config(tmp_path_factory.mktemp("served") / "run")
+    return run_method(config, Reporter(quiet=True)), config.model_copy(update={"ray": RayConfig(num_actors=1)})
 
 
 @pytest.fixture(scope="module")
@@ -257,9 +258,9 @@ def test_records_beyond_the_pool_are_refused_before_any_is_asked(fairpate, url, 
 def test_a_run_within_a_target_goes_on_with_what_the_target_leaves(finished, small_config, tmp_path):
     """Released labels again, and nothing beyond: its queries took the whole target."""
     teachers = f"storage={finished[0].teachers}"
-    config = small_config(tmp_path / "run", teachers, "target.epsilon=40", "ray.num_actors=1")
+    config = small_config(tmp_path / "run", teachers, "target.epsilon=40")
     run = run_method(config, Reporter(quiet=True))
-    backend = open_backend(run.root, config)
+    backend = open_backend(run.root, config.model_copy(update={"ray": RayConfig(num_actors=1)}))
     try:
         assert backend.session.budget_status().queries_submitted == 80
         assert backend.session.room(1) == 0

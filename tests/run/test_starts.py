@@ -23,41 +23,27 @@ def ended(words):
         return leaving.code
     return 0
 
-def watched(words):
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = None
-        try:
-            code = ended(words)
-        finally:
-            seen = [name for name in LIBRARIES if name in sys.modules]
-            os.write(sending, json.dumps([code, *seen]).encode())
-            os._exit(0)
-    os.close(sending)
-    with os.fdopen(receiving) as stream:
-        told = stream.read()
-    os.waitpid(child, 0)
-    return json.loads(told)
-
 LIBRARIES, commands = json.loads(sys.argv[1])
-print(json.dumps({" ".join(words): watched(words) for words in commands}))
+report = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+for words in commands:
+    told = [ended(words), *(name for name in LIBRARIES if name in sys.modules)]
+    print(json.dumps(told), file=report, flush=True)
 """
-pytestmark = pytest.mark.slow  # a process for each command
+pytestmark = pytest.mark.slow  # a process that runs all these commands
 PRICES = {"scipy.stats"}
-RUNS = {
+RUNS = {  # one process runs them in this order, so each may find what those before it imported
     "--help": set(),
     "new project": set(),
     "data list": set(),
     "card RUN": set(),
     "bundle RUN": set(),
-    "verify RUN/bundle.zip": {"torch", "scipy.stats", "pandas"},  # builds the model; pyarrow looks for pandas
     "tokens add RUN ada": set(),
     "tokens list RUN": set(),
     "ledger audit RUN": set(),
     "ledger backup RUN copy.sqlite": set(),
     "ledger show RUN": PRICES,
+    "verify RUN/bundle.zip": {"torch", "scipy.stats", "pandas"},  # builds the model; pyarrow looks for pandas
     "run --out without-actors": {*LIBRARIES} - {"ray", "dp_accounting"},
 }
 REFUSED = ("query --ids 0:2 ask 1", "serve nowhere")  # as far as their own modules go
@@ -71,14 +57,14 @@ MODULES = (
 
 @pytest.fixture(scope="module")
 def started(small_config, small_overrides, tmp_path_factory):
-    """Code and libraries of each command, all run by one process that divides itself."""
+    """Code of each command, and the libraries imported by its end, in one process: first by those that need none."""
     root = tmp_path_factory.mktemp("starts")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FAIRPATE_STATE", str(root / "state"))
         run(small_config(root / "run", "noise=os_entropy"))
-    words = [[word.replace("RUN", "run") for word in each.split()] for each in (*RUNS, *REFUSED)]
-    words[list(RUNS).index("run --out without-actors")] += [f"--set={value}" for value in small_overrides]
-    words += [["import", module] for module in MODULES]
+    words = [["import", module] for module in MODULES]
+    words += [[word.replace("RUN", "run") for word in each.split()] for each in (*REFUSED, *RUNS)]
+    words[-1] += [f"--set={value}" for value in small_overrides]
     ended = subprocess.run(  # noqa: S603
         [sys.executable, "-c", WATCHED, json.dumps([LIBRARIES, words])],
         cwd=root,
@@ -89,7 +75,8 @@ def started(small_config, small_overrides, tmp_path_factory):
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    return dict(zip((*RUNS, *REFUSED, *MODULES), json.loads(ended.stdout).values(), strict=True)), ended.stderr
+    told = [json.loads(line) for line in ended.stdout.splitlines()]
+    return dict(zip((*MODULES, *REFUSED, *RUNS), told, strict=True)), ended.stderr
 
 
 @pytest.mark.parametrize("command", RUNS)
