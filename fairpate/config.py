@@ -727,13 +727,14 @@ class GnmaxConfig(AskedConfig):
 
     # The record allows a standard deviation of 0, for tests; a run without noise would have no price.
     refused: ClassVar[Refused] = {
-        "Expected mechanism.threshold_stddev_votes and mechanism.noise_stddev_votes above 0 and at most "
-        f"{MAX_THRESHOLD_VOTES:.0f} in a run, got {{0.mechanism}}.": lambda queries: (
-            not (
-                0 < queries.mechanism.threshold_stddev_votes <= MAX_THRESHOLD_VOTES
-                and 0 < queries.mechanism.noise_stddev_votes <= MAX_THRESHOLD_VOTES
-            )
-        )
+        f"Expected 0 < mechanism.threshold_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        "{0.mechanism.threshold_stddev_votes}.": lambda queries: (
+            not 0 < queries.mechanism.threshold_stddev_votes <= MAX_THRESHOLD_VOTES
+        ),
+        f"Expected 0 < mechanism.noise_stddev_votes <= {MAX_THRESHOLD_VOTES:.0f} in a run, got "
+        "{0.mechanism.noise_stddev_votes}.": lambda queries: (
+            not 0 < queries.mechanism.noise_stddev_votes <= MAX_THRESHOLD_VOTES
+        ),
     }
 
 
