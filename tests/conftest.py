@@ -381,6 +381,18 @@ def _says(file: Path, words: str) -> bool:
     return words in file.read_text(encoding="utf-8")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """In a new checkout one worker compiles the tests, half of its time until here, and the others read them."""
+    with Path(__file__).open() as lock:
+        if "PYTEST_XDIST_WORKER" in os.environ and not any(Path(__file__).parent.glob("__pycache__/test_*.pyc")):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first, as one at the end would run alone: those of the cluster and of Ray, those with a
     timeout of their own, those of sites, which wait, and those with campaigns."""
