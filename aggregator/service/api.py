@@ -22,7 +22,6 @@ import operator
 import sqlite3
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -39,7 +38,7 @@ from aggregator.audit import note_action
 from aggregator.ledger import NO_LIMIT, LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
-from aggregator.service.page import Advice, Latest, States, charge_json, page
+from aggregator.service.page import Advice, Latest, PointInTime, States, charge_json, page
 from aggregator.service.writer import Batcher, Snapshot
 from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
@@ -176,16 +175,21 @@ class Caller(Body):
     role: Literal["analyst", "operator"]
 
 
-class About(Body):
+class Facts(Body):
+    """Descriptions in words of the run whose labels a service releases, each empty if unknown."""
+
+    run: str = "this run"
+    method: str = ""
+    data: str = ""
+    task: str = ""
+    attribute: str = "group"
+    record: str = Field("", description="One record of the data set in words; empty: `record_shape` features.")
+
+
+class About(Facts):
     """A description in words of the run whose labels a service releases. `form` lists the inputs for a record, one per
     column; null if records have no columns."""
 
-    run: str
-    method: str
-    data: str
-    task: str
-    attribute: str
-    record: str = Field(description="One record of the data set in words; empty: `record_shape` features.")
     mechanism: str
     gate: str
     guarantee: str
@@ -273,16 +277,6 @@ class Spender(Body):
 
     name: str
     queries: int
-
-
-class PointInTime(Body):
-    """The number of queries charged up to the time `at_s`, in seconds since 1970; `answered` and `refused` count them
-    by group."""
-
-    at_s: float
-    charges: int
-    answered: list[int]
-    refused: list[int]
 
 
 class Latency(Body):
@@ -451,19 +445,6 @@ _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_
 _SEEN = "all replies to all analysts together"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Descriptions of a run for its service's page, each empty if unknown. ``record`` says in words what one record
-    is."""
-
-    run: str = "this run"
-    method: str = ""
-    data: str = ""
-    task: str = ""
-    attribute: str = "group"
-    record: str = ""
-
-
 def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller) -> dict[str, Any]:
     """Return the :class:`About` of a service as JSON, as ``caller`` sees it."""
     form, epsilon = pool.form, session.epsilon_fixed_beforehand(terms)
@@ -485,7 +466,7 @@ def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Known
     if math.isinf(rule.max_disparity):
         gate = "No fairness gate: the shares of an answer may differ between groups."
     return {
-        **dataclasses.asdict(facts),
+        **facts.model_dump(),
         "mechanism": f"{terms.num_teachers:,} {terms.mechanism.voters} vote. {terms.mechanism.describe()}.",
         "gate": gate,
         "guarantee": guarantee,

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from fastapi import Request
@@ -47,14 +47,14 @@ _FIRST_SPACING_S = 1.0
 _VERDICTS = ("answer", "confidence", "fairness", "free", "open")
 
 
-class ChargesAt(NamedTuple):
-    """The number of queries charged up to the time ``at_s``, and how many of them were answered and refused, by
-    group."""
+class PointInTime(Body):
+    """The number of queries charged up to the time `at_s`, in seconds since 1970; `answered` and `refused` count them
+    by group."""
 
     at_s: float
     charges: int
-    answered: tuple[int, ...]
-    refused: tuple[int, ...]
+    answered: list[int]
+    refused: list[int]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class History:
 
     num_groups: int
     num_classes: int
-    points: list[ChargesAt] = field(default_factory=list, init=False)
+    points: list[PointInTime] = field(default_factory=list, init=False)
     open: list[int] = field(default_factory=list, init=False)
     _counts: Counter[tuple[int, str, int | None]] = field(default_factory=Counter, init=False)
     _seen: int = field(default=0, init=False)
@@ -100,11 +100,11 @@ class History:
         self._seen = max(self._seen, num_charges)
         now_s = max(now_s, self.points[-1].at_s if self.points else now_s)  # a clock may be set back
         groups = self.by_group()
-        answered_G = tuple(counts["answer"] for counts in groups)
-        refused_G = tuple(sum(counts[kind] for kind in ("confidence", "fairness", "free")) for counts in groups)
+        answered_G = [counts["answer"] for counts in groups]
+        refused_G = [sum(counts[kind] for kind in ("confidence", "fairness", "free")) for counts in groups]
         if len(self.points) > 1 and now_s - self.points[-2].at_s < self._spacing_s:
             self.points.pop()  # the last point is always the present
-        self.points.append(ChargesAt(now_s, self._seen, answered_G, refused_G))
+        self.points.append(PointInTime(at_s=now_s, charges=self._seen, answered=answered_G, refused=refused_G))
         if len(self.points) > _MOST_POINTS:
             # Every second point goes and the spacing doubles: memory stays bounded, and the whole history stays
             # visible.
@@ -159,7 +159,7 @@ class BudgetForecast:
     words: str
 
 
-def forecast(points: Sequence[ChargesAt], *, left: int, is_exact: bool, now_s: float) -> BudgetForecast:
+def forecast(points: Sequence[PointInTime], *, left: int, is_exact: bool, now_s: float) -> BudgetForecast:
     """Forecast how long the privacy budget lasts if queries come at the rate of the last hour, or of the last day if
     none came in the last hour.
 
@@ -347,7 +347,7 @@ class States:
             "queries_left": snapshot.room if is_exact else None,
             "epsilon_data_dependent": strict(price),
             "costs": costs,
-            "points": [point._asdict() for point in history.points],
+            "points": [point.model_dump() for point in history.points],
             "groups": [{"group": name, **counts} for name, counts in groups],
             "callers": [{"name": name or "the run itself", "queries": queries} for name, queries in spenders],
             "open_reservations": len(history.open),

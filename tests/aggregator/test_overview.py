@@ -20,7 +20,7 @@ from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, t
 from aggregator.ledger import Ledger
 from aggregator.mechanism import outcome
 from aggregator.service.api import Facts, about_json, bodies_for, question_of
-from aggregator.service.page import ChargesAt, History, advice, forecast, span
+from aggregator.service.page import History, PointInTime, advice, forecast, span
 from aggregator.session import PublicPool, VotesUnavailableError
 from fairpate.data.tables import Feature, feature_codes, form_of
 from fairpate.http_server import LOCAL_ANALYST
@@ -33,7 +33,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 def points(*charges):
     """(seconds, charges) each."""
-    return [ChargesAt(at_s, number, (), ()) for at_s, number in charges]
+    return [PointInTime(at_s=at_s, charges=number, answered=[], refused=[]) for at_s, number in charges]
 
 
 def test_a_history_counts_every_charge_once_whatever_is_open_meanwhile(path):
@@ -52,7 +52,7 @@ def test_a_history_counts_every_charge_once_whatever_is_open_meanwhile(path):
         {"answer": 2, "confidence": 1, "fairness": 0, "free": 0, "open": 0, "answers": [1, 1, 0]},
         {"answer": 1, "confidence": 0, "fairness": 1, "free": 1, "open": 1, "answers": [0, 0, 1]},
     ]
-    assert history.points[-1] == ChargesAt(100.0, 7, (2, 1), (1, 2))
+    assert history.points[-1] == PointInTime(at_s=100.0, charges=7, answered=[2, 1], refused=[1, 2])
 
 
 def test_what_a_run_asked_for_itself_is_no_pace_of_its_callers(path):
