@@ -66,8 +66,9 @@ class Commits:
     """
 
     def __init__(self, place: Place) -> None:
-        self.place, (self.url, self.name) = shown(place), split_place(place)
+        self._at, self.place, (self.url, self.name) = place, shown(place), split_place(place)
         self.connection = connect(self.url)
+        self.close = self.connection.close
         self._warnings: list[str] = []
         try:
             with as_ledger_errors(self.place):
@@ -79,7 +80,7 @@ class Commits:
                         self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
                         self.connection.execute(_TABLES)
         except BaseException:
-            self.connection.close()
+            self.close()
             raise
         # To the driver, a commit that stopped waiting for its standby is not an error: only the warning shows it.
         self.connection.add_notice_handler(lambda notice: self._warnings.append(notice.message_primary or ""))
@@ -244,40 +245,37 @@ class PostgresReader:
             self._connection.close()
 
 
-class PostgresStore:
+class PostgresStore(Commits):
     """One ledger in a database, open for its one writer; its methods are those of
-    :class:`aggregator.store.SqliteStore`."""
+    :class:`aggregator.store.SqliteStore`. ``close`` ends the advisory lock too, and a transaction that was not
+    committed."""
 
     remedy = "Bring the database back, or stop the other writer; writing then resumes."
 
     def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:
-        self._commits = Commits(place)
-        self._place, self._name = self._commits.place, self._commits.name
-        # Ends the advisory lock too, and a transaction that was not committed.
-        self.close = self._commits.connection.close
+        super().__init__(place)
         # Reads inside the transaction that has locked the row since the epoch was taken.
-        self.reader = partial(PostgresReader, place, self._commits.connection)
+        self.reader = partial(PostgresReader, place, self.connection)
         try:
-            with as_ledger_errors(self._place):
+            with as_ledger_errors(self.place):
                 if create:
                     new = store.Header(terms)
-                    self._commits.run(_MAKE, (self._name, store.SCHEMA_VERSION, terms, new.key.hex(), *new.start))
+                    self.run(_MAKE, (self.name, store.SCHEMA_VERSION, terms, new.key.hex(), *new.start))
                 self._take_advisory_lock(take_over=take_over)
                 # Until `begin` commits, this transaction locks the row: no other writer appends while this one reads
                 # and verifies.
-                connection = self._commits.connection
-                connection.execute("BEGIN")
-                connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
-                self._epoch = self._stored_epoch(connection)
+                self.connection.execute("BEGIN")
+                self.connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self.name,))
+                self._epoch = self._stored_epoch(self.connection)
                 self._last = self.reader().noted
         except BaseException:
             self.close()
             raise
 
     def _stored_epoch(self, connection: Connection[Any]) -> int:
-        found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
+        found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self.name,)).fetchone()
         if found is None:
-            raise LedgerError(f"{self._place}: the ledger is gone; restore it from a copy, or start a new run folder.")
+            raise LedgerError(f"{self.place}: the ledger is gone; restore it from a copy, or start a new run folder.")
         return found[0]
 
     def begin(self, head: Head) -> None:
@@ -285,18 +283,18 @@ class PostgresStore:
         one. LedgerError unless ``head``, the last entry that was verified, is the last on record."""
         if head != self._last:
             raise LedgerError(
-                f"{self._place}: entry {self._last.number}, the last on record, is not the last that was "
+                f"{self.place}: entry {self._last.number}, the last on record, is not the last that was "
                 "verified; restore the ledger from a copy."
             )
         # By `run`: a commit that did not wait for its standby must not make a writer.
-        self._commits.run("COMMIT")
-        _LAST_EPOCHS[self._commits.url, self._name] = self._epoch
+        self.run("COMMIT")
+        _LAST_EPOCHS[self.url, self.name] = self._epoch
 
     def append(self, kind: store.EntryKind, text: str, head: Head) -> None:
         """Store the entry with number and digest ``head`` in one transaction. StoreError if that fails, or if another
         writer has taken over or added an entry."""
-        values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
-        if self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest}).rowcount != 1:
+        values = {"name": self.name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
+        if self.run(_APPEND, {**values, "number": head.number, "digest": head.digest}).rowcount != 1:
             raise StoreError(
                 "another writer took over this ledger, its last entry has changed, or the server's fsync was turned "
                 "off; stop the other writer, or turn fsync on"
@@ -304,15 +302,15 @@ class PostgresStore:
         self._last = head
 
     def fault(self) -> str | None:
-        return "the connection to the database was lost" if self._commits.connection.closed else None
+        return "the connection to the database was lost" if self.connection.closed else None
 
     def look(self) -> None:
         # A new one each time: one that was kept would have to be closed from another thread while it hangs.
-        with closing(connect(self._commits.url)) as connection, as_ledger_errors(self._place):
-            require_durable(connection, self._place)
+        with closing(connect(self.url)) as connection, as_ledger_errors(self.place):
+            require_durable(connection, self.place)
             epoch = self._stored_epoch(connection)
         if epoch != self._epoch:
-            raise LedgerError(f"{self._place}: another process writes this ledger now; stop one of the two.")
+            raise LedgerError(f"{self.place}: another process writes this ledger now; stop one of the two.")
 
     def has_room(self) -> bool:
         return True  # the server's disk cannot be seen from here
@@ -322,13 +320,12 @@ class PostgresStore:
 
         Whether the ledger accepts writes is not tested: opening it again does that.
         """
-        url = self._commits.url
-        with closing(connect(url)) as connection, as_ledger_errors(self._place):
-            found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
+        with closing(connect(self.url)) as connection, as_ledger_errors(self.place):
+            found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self.name,)).fetchone()
         # A ledger that was restored from a copy begins again at a lower epoch.
-        if found is not None and found[0] > _LAST_EPOCHS[url, self._name]:
+        if found is not None and found[0] > _LAST_EPOCHS[self.url, self.name]:
             raise store.DeposedError(
-                f"{self._place}: another process took this ledger over; stop it, then restart this service."
+                f"{self.place}: another process took this ledger over; stop it, then restart this service."
             )
 
     def _take_advisory_lock(self, *, take_over: bool) -> None:
@@ -338,13 +335,12 @@ class PostgresStore:
         With ``take_over`` that connection is ended instead. If the lock still does not become free, this writer
         continues without it: its epoch, a number that every write is compared with, stops the other writer.
         """
-        connection = self._commits.connection
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
-        while not one(connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", self._name)[0]:
+        while not one(self.connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", self.name)[0]:
             is_late = time.monotonic() > deadline_s
             if is_late and not take_over:
                 raise LedgerError(
-                    f"{self._place}: another process writes this ledger; stop it, or take over from it "
+                    f"{self.place}: another process writes this ledger; stop it, or take over from it "
                     "(`fairpate serve --take-over`)."
                 )
             if is_late:  # without the lock: the epoch is the guarantee
@@ -352,7 +348,7 @@ class PostgresStore:
             if take_over:
                 # End the connection that holds it, where this role may.
                 with suppress(errors.InsufficientPrivilege):
-                    connection.execute(_END_HOLDER, (self._name,))
+                    self.connection.execute(_END_HOLDER, (self.name,))
             time.sleep(0.05)
 
 
@@ -371,35 +367,29 @@ def write_database(place: Place, header: store.Header, rows: Sequence[store.Row]
     commits.require_waited()
 
 
-class DatabaseAnchor:
+class DatabaseAnchor(Commits):
     """An anchor, the copy of a ledger's last entry's number and digest, in a row of the table ``fairpate_anchors``; its
     methods are those of :class:`aggregator.store.FileAnchor`."""
 
-    def __init__(self, place: Place) -> None:
-        self._at, self._commits = place, Commits(place)
-        self.close = self._commits.connection.close
-        self._place, self._name = self._commits.place, self._commits.name
-
     def make(self, head: Head) -> None:
         try:
-            made = self._commits.run(
-                "INSERT INTO fairpate_anchors VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (self._name, *head)
+            made = self.run(
+                "INSERT INTO fairpate_anchors VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (self.name, *head)
             )
         except StoreError as error:
-            raise LedgerError(f"{self._place}: the anchor cannot be created ({error}); give another place.") from error
+            raise LedgerError(f"{self.place}: the anchor cannot be created ({error}); give another place.") from error
         if made.rowcount != 1:
-            raise LedgerError(f"{self._place}: an anchor of this name exists already; give another name.")
+            raise LedgerError(f"{self.place}: an anchor of this name exists already; give another name.")
 
     def noted(self) -> Head:
         try:
-            run = self._commits.run
-            found = run("SELECT number, digest FROM fairpate_anchors WHERE name = %s", (self._name,)).fetchone()
+            found = self.run("SELECT number, digest FROM fairpate_anchors WHERE name = %s", (self.name,)).fetchone()
         except StoreError as error:
             raise UnreachableError(
-                f"{self._place}: the anchor cannot be read ({error}); bring its database back."
+                f"{self.place}: the anchor cannot be read ({error}); bring its database back."
             ) from error
         if found is None:
-            raise LedgerError(f"{self._place}: the anchor, which notes the ledger's last entry, is gone; restore it.")
+            raise LedgerError(f"{self.place}: the anchor, which notes the ledger's last entry, is gone; restore it.")
         return Head(*found)
 
     def look(self) -> None:
@@ -409,13 +399,13 @@ class DatabaseAnchor:
 
     def note(self, head: Head) -> None:
         # Compared and moved by one statement: no other writer's note comes in between.
-        moved = self._commits.run(
+        moved = self.run(
             "UPDATE fairpate_anchors SET number = %s, digest = %s "
             "WHERE name = %s AND (number < %s OR (number = %s AND digest = %s))",
-            (*head, self._name, head.number, *head),
+            (*head, self.name, head.number, *head),
         )
         if moved.rowcount != 1:
             raise StoreError(
-                f"{self._place}: the anchor is gone, or another writer noted an entry in it that this ledger lacks; "
+                f"{self.place}: the anchor is gone, or another writer noted an entry in it that this ledger lacks; "
                 "restore the anchor, or stop the other writer"
             )
