@@ -26,8 +26,8 @@ from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.pages import count, counted, decimal, epsilon_text, percent, render, strength
 from fairpate.report import figures, frontier
 from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
-from fairpate.report.records import fair_words, listed
-from fairpate.types import FairRule, MetricsKind, NotionName
+from fairpate.report.records import WORDS, fair_words, listed
+from fairpate.types import FairRule, NotionName
 
 _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
@@ -280,14 +280,9 @@ def frontier_report(report: FrontierReport) -> str:
     failed = [row for row in shown if row.record is None]
     # Which runs have metrics that a guarantee covers.
     kinds = Counter(row.record.metrics for row in done if row.record is not None)
-    coverages: Mapping[MetricsKind, str] = {
-        "outside": "outside every guarantee",
-        "public": "of test records that the operator declares public",
-        "private": "estimated under the guarantee, where each run counts on the same records again",
-    }
     covered = [
         f"{words} (in {counted(kinds[kind], 'run')})" if len(kinds) > 1 else words
-        for kind, words in coverages.items()
+        for kind, words in WORDS["metrics"].items()
         if kinds[kind]
     ]
     methods, data_sets = (sorted({getattr(row, name) for row in shown}) for name in ("method", "data"))
@@ -320,7 +315,7 @@ def frontier_report(report: FrontierReport) -> str:
         ],
         shown=shown,
         failed=failed,
-        covered=f"they are {', '.join(covered or [coverages['outside']])}",
+        covered=f"they are {', '.join(covered or [WORDS['metrics']['outside']])}",
         points=points,
         # A point seen by another notion is another object, with the same index.
         index={point: index for found in seen for index, point in enumerate(found)},

@@ -534,11 +534,7 @@ class Card:
             "The model's file, any number of its predictions at no further cost, and anything computed from them"
             + (f", if these may be public too: {bare}." if bare else "."),
             "Epsilon, delta, unit and relation as stated here, always together.",
-            {
-                "private": "The metrics of this card: the guarantee covers them.",
-                "public": "The metrics of this card: the operator declares the test records public.",
-                "outside": "The metrics of this card, if the test records’ owner agrees: no guarantee covers them.",
-            }[measured.metrics],
+            records.WORDS["publishing_metrics"][measured.metrics],
         ]
         nothing = ["Nothing: neither the model nor its predictions or metrics are protected."]
         not_publishable = [

@@ -447,16 +447,7 @@ def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, An
         return {"of": of, "features": [{"feature": name} for name in names]}
     return {
         "of": "features of declared columns, in this order",
-        "kinds": {
-            "number": "(s(v) - s(low)) / (s(high) - s(low)), clipped to 0..1, where s(v) = v, or "
-            "sign(v) ln(1 + |v|) for scale log; v is `missing` where it is not known: where its text is in `unknown`, "
-            "or is a number equal to one in it, such as 9.0 where 9 is",
-            "missing": "1 where v is not known, else 0",
-            "category": "1 where the text is one of values, else 0",
-            "element": "the number at `place` of the list, from 0",
-            "other": "1 where the text is none of values, else 0",
-            "band": "1 where at_least <= v < below, else 0; a last band has no below",
-        },
+        "kinds": records.WORDS["features"],
         "features": [
             {name: value for name, value in asdict(code).items() if value is not None} for code in dataset.feature_codes
         ],
