@@ -494,7 +494,7 @@ class FigureStyle:
     """The style of figures for a paper: their width, the size of their text in points, and the file formats.
 
     ``columns``: the width in columns of a journal, 1 or 2. ``width_in``: the width in inches; None: that of
-    ``columns``. ValueError for values out of range.
+    ``columns``. ValueError for an unknown format.
     """
 
     columns: int = 2
@@ -503,12 +503,6 @@ class FigureStyle:
     formats: tuple[str, ...] = ("png", "pdf")
 
     def __post_init__(self) -> None:
-        if self.columns not in WIDTHS_IN:
-            raise ValueError(f"columns: expected 1 or 2, got {self.columns}.")
-        if not 4 <= self.font_size <= 24:
-            raise ValueError(f"font_size: expected 4 to 24 points, got {self.font_size:g}.")
-        if self.width_in is not None and not 1 <= self.width_in <= 40:
-            raise ValueError(f"width: expected 1 to 40 inches (25 to 1,000 mm), got {self.width_in:g}.")
         if unknown := [name for name in self.formats if name not in FORMATS]:
             raise ValueError(f"format: expected {', '.join(FORMATS)}, got {unknown[0]!r}.")
 
@@ -742,11 +736,7 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
     differ from the default.
     """
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": "container",
-        "height": 270,
-        # `fit`: labels lie within the width that the page gives to the chart.
-        "autosize": {"type": "fit", "contains": "padding"},
+        **LOOKS["frame"],
         "data": {"name": data},
         # The same parameters in every chart, so that the page's script can set them in all.
         "params": [{"name": name, "value": values.get(name, value)} for name, value in _PARAMETERS.items()],

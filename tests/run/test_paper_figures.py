@@ -118,8 +118,8 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate,
     ]
     assert all((tmp_path / name).exists() for name in output.split())
     for wrong, words in (
-        (["--columns", "3"], "columns: expected 1 or 2, got 3"),
-        (["--font-size", "0"], "font_size: expected 4 to 24 points, got 0"),
+        (["--columns", "3"], "--columns: expected <= 2, got '3'"),
+        (["--font-size", "0"], "--font-size: expected >= 4, got '0'"),
         (["--format", "gif"], "format: expected pdf, svg, png, got 'gif'"),
         (["--notion", "acuracy_parity"], "did you mean accuracy_parity?"),
         (["--width-mm", "nan"], "width"),
