@@ -21,14 +21,15 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import numpy as np
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
-from fairpate.config import ConfigError, DataConfig, flattened, read_yaml
+from fairpate.config import ConfigError, Count, DataConfig, Section, expected, flattened, read_yaml
 from fairpate.sites.secure_sum import ENDED, Draw, PublicKeys, SiteKey, SumError
 from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from fairpate.privacy.accountant import Event
     from fairpate.terminal import Reporter
 
-FORMAT = "fairpate.site-plan/1"
+Format = Literal["fairpate.site-plan/1"]
+(FORMAT,) = get_args(Format)
 _NAME = re.compile(r"[\w .-]{1,64}")
 _OF_A_MACHINE = re.compile(r"(out|data\.data_dir|data\.declaration|ray|storage|(.*\.)?weights)(\..*)?")
 
@@ -53,19 +55,17 @@ class PlanError(UsageError):
     cannot be used; the message names the file or field and the remedy."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedSum:
+class PlannedSum(Section):
     """One noisy sum of a release: its name, the shape of its table, and the standard deviation of noise for which its
     cost is computed."""
 
     name: str
-    rows: int
-    columns: int
-    noise_stddev: float
+    rows: Count
+    columns: Count
+    noise_stddev: FiniteFloat
 
 
-@dataclass(frozen=True, kw_only=True)
-class SitePlan:
+class SitePlan(Section):
     """The plan of a release from the records of several sites: the terms on which all parties agree. ``content`` are
     the bytes of its file.
 
@@ -75,30 +75,22 @@ class SitePlan:
     if the plan has no such sum.
     """
 
+    format: Format
     id: str
     settings: dict[str, Any]
     unit: Unit
-    events: tuple[dict[str, Any], ...]
-    sums: tuple[PlannedSum, ...]
+    events: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
+    sums: Annotated[tuple[PlannedSum, ...], Field(min_length=1)]
     public_arrays: str
     embedding: str | None
     sites: dict[str, str]
     may_vanish: int
     may_collude: int
-    test_events: tuple[dict[str, Any], ...] = ()
+    test_events: tuple[dict[str, Any], ...]
     content: bytes = b""
 
-    def __post_init__(self) -> None:
-        whole = (self.may_vanish, self.may_collude, *(n for each in self.sums for n in (each.rows, each.columns)))
-        is_usable = bool(self.sums and self.events) and all(type(number) is int for number in whole)
-        for each in self.sums:
-            is_usable = is_usable and math.isfinite(each.noise_stddev) and min(each.rows, each.columns) > 0
-        if not is_usable:
-            raise PlanError(
-                "sums: expected sums with privacy events and finite noise, and whole numbers as rows, columns, "
-                "may_vanish and may_collude; get the plan from its author again, who makes it with `fairpate site "
-                "plan`."
-            )
+    @model_validator(mode="after")
+    def _is_usable(self) -> Self:
         if not all(_NAME.fullmatch(name) for name in self.sites):
             raise PlanError(
                 "sites: expected names of at most 64 letters, digits, spaces, dots, dashes or underscores; rename "
@@ -116,6 +108,7 @@ class SitePlan:
                 self.draw(number)
         except SumError as error:
             raise PlanError(str(error)) from error
+        return self
 
     @property
     def digest(self) -> str:
@@ -138,7 +131,7 @@ class SitePlan:
         asked = PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev)
         if number >= len(self.sums) or self.sums[number] != asked:
             raise SumError(
-                f"The plan's sum number {number} differs from {asked}, which the method needs; use the version of "
+                f"The plan's sum number {number} differs from {asked!r}, which the method needs; use the version of "
                 "fairpate that made the plan."
             )
         return number
@@ -198,14 +191,12 @@ def read_plan(content: bytes, where: str) -> SitePlan:
     """Parse a plan, the terms of a release over sites, from ``content``, the bytes of its file. PlanError if it is not
     a valid plan. The error's message begins with ``where``, the source of the bytes."""
     try:
-        values = json.loads(content)
-        if values.pop("format") != FORMAT:
-            raise ValueError(f"expected {FORMAT}")  # noqa: TRY301 - reworded below
-        values["sums"] = tuple(PlannedSum(**each) for each in values["sums"])
-        values |= {name: tuple(values[name]) for name in ("events", "test_events")}
-        return SitePlan(**values, content=content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"{where}: not a plan ({error}); give the file that `fairpate site plan` wrote.") from error
+        plan = SitePlan.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        words = ": ".join(filter(None, (".".join(map(str, fault["loc"])), expected(fault))))
+        raise PlanError(f"{where}: not a plan ({words}); give the file that `fairpate site plan` wrote.") from error
+    return plan.model_copy(update={"content": content})
 
 
 def embedding_file(plan_file: Path) -> Path:
@@ -317,7 +308,7 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     return {
         "unit": dataset.unit,
         "events": [strict(event_json(event)) for event in released.events],
-        "sums": [asdict(each) for each in sums],
+        "sums": [each.model_dump() for each in sums],
         "public_arrays": arrays_digest(released.arrays),
         "test_events": [strict(event_json(event)) for event in test_events],
     }

@@ -484,9 +484,9 @@ def test_a_site_refuses_a_plan_whose_numbers_are_not_those_of_its_method(tmp_pat
     [
         ({"settings": {"out": "/srv/elsewhere"}}, r"settings\.out: a plan must not set folders"),
         ({"settings": {"data": {"data_dir": "/srv"}}}, r"settings\.data\.data_dir: a plan must not set folders"),
-        ({"may_collude": 1.5}, "whole numbers"),
-        ({"sums": [{"name": "sum 0", "rows": 1.0, "columns": 2, "noise_stddev": 40.0}]}, "whole numbers"),
-        ({"sums": [{"name": "sum 0", "rows": 1, "columns": 2, "noise_stddev": math.inf}]}, "finite noise"),
+        ({"may_collude": 1.5}, "may_collude: expected a whole number"),
+        ({"sums": [{"name": "sum 0", "rows": 1.0, "columns": 2, "noise_stddev": 40.0}]}, "rows: expected a whole"),
+        ({"sums": [{"name": "sum 0", "rows": 1, "columns": 2, "noise_stddev": math.inf}]}, "noise_stddev: expected"),
         ({"sites": {"north\nCosts nothing": "00"}}, "expected names of at most 64"),
     ],
 )
