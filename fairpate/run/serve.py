@@ -20,7 +20,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -224,25 +224,23 @@ def serve_aggregator(
         if detach:
             say(f"It stays on the cluster; end it with `fairpate serve {shlex.quote(str(root))} --stop`.")
             return
-        _watch(service)
+        try:
+            # Waits while it restarts.
+            _watch(settings.url, partial(service.is_serving, timeout_s=_WATCH_TIMEOUT_S))
+        finally:
+            # After an error too: a service that does not answer may still hold the ledger.
+            service.stop()
 
 
-def _watch(service: Service) -> None:
-    """Wait until Ctrl-C or SIGTERM, then stop ``service``; keep waiting while it restarts. ServiceError if the service
-    stops by itself."""
-    # SIGTERM as Ctrl-C, so that the service is stopped in order.
+def _watch(url: str, is_serving: Callable[[], bool]) -> None:
+    """Wait until Ctrl-C or SIGTERM. ServiceError if the HTTP server at ``url`` stops by itself before, which
+    ``is_serving`` shows."""
+    # SIGTERM as Ctrl-C, so that the server is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
+    with suppress(KeyboardInterrupt):
+        while is_serving():
             time.sleep(_WATCH_INTERVAL_S)
-        raise ServiceError(
-            f"{service.url}: the HTTP server stopped by itself; see its log for the cause, and serve again."
-        )
-    except KeyboardInterrupt:
-        return
-    finally:
-        # After an error too: a service that does not answer may still hold the ledger.
-        service.stop()
+        raise ServiceError(f"{url}: the HTTP server stopped by itself; see its log for the cause, and serve again.")
 
 
 def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int | None) -> None:
@@ -293,20 +291,11 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
                 run.student, host=settings.host, port=settings.port, num_replicas=num_replicas, cpus_per_replica=cpus
             )
             stack.enter_context(served)
-        # As Ctrl-C, so that the server finishes its requests.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
         open_to_all = "It needs no token: any client that reaches this address may query it."
         say(open_to_all if settings.tokens.is_empty else "It needs a token, of either role.")
         show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": False}]}, words=""))
-        with suppress(KeyboardInterrupt):
-            # Ray Serve restarts failed copies.
-            while http is None or http.is_alive():
-                time.sleep(_WATCH_INTERVAL_S)
-            raise ServiceError(
-                f"{settings.url}: the HTTP server stopped by itself; see its log for the cause, and serve "
-                "the run again."
-            )
+        _watch(settings.url, lambda: http is None or http.is_alive())  # Ray Serve restarts failed copies
 
 
 def student_app(path: Path, form: RecordForm | None, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
