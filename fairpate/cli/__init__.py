@@ -8,10 +8,9 @@ from fairpate.cli.base import Commands, exit_with_code, options
 _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and verify", "Serve and keep accounts"
 
 app = Commands(
-    help="Train classifiers that are private and fair, compare methods, and serve private answers.\n\n"
+    "Train classifiers that are private and fair, compare methods, and serve private answers.\n\n"
     "Begin with `fairpate demo`: a minute on an embedded table of people. `fairpate run --data NAME --epsilon 2` "
     "trains on another data set.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -24,18 +23,11 @@ app.command(rich_help_panel=_BEGIN)(services.new)
 app.command(rich_help_panel=_BEGIN)(runs.methods)
 app.add_typer(services.data_app, name="data", rich_help_panel=_BEGIN)
 app.command(rich_help_panel=_BEGIN)(services.version)
-app.command(rich_help_panel=_TRAIN)(runs.compare)
-app.command(rich_help_panel=_TRAIN)(runs.select)
-app.command(rich_help_panel=_TRAIN)(runs.specify)
-app.command(rich_help_panel=_TRAIN)(runs.aggregate)
+for _training in (runs.compare, runs.select, runs.specify, runs.aggregate):
+    app.command(rich_help_panel=_TRAIN)(_training)
 app.add_typer(services.site_app, name="site", rich_help_panel=_TRAIN)
-app.command(rich_help_panel=_PUBLISH)(runs.assess)
-app.command(rich_help_panel=_PUBLISH)(runs.report)
-app.command(rich_help_panel=_PUBLISH)(runs.card)
-app.command(rich_help_panel=_PUBLISH)(runs.audit)
-app.command(rich_help_panel=_PUBLISH)(runs.bundle)
-app.command(rich_help_panel=_PUBLISH)(runs.dossier)
-app.command(rich_help_panel=_PUBLISH)(runs.verify)
+for _publishing in (runs.assess, runs.report, runs.card, runs.audit, runs.bundle, runs.dossier, runs.verify):
+    app.command(rich_help_panel=_PUBLISH)(_publishing)
 app.command(rich_help_panel=_OPERATE)(services.serve)
 app.command(cls=services.QueryCommand, rich_help_panel=_OPERATE)(services.query)
 app.add_typer(services.tokens_app, name="tokens", rich_help_panel=_OPERATE)

@@ -48,10 +48,13 @@ class Sets:
 
 class Commands(typer.Typer):
     """A typer application in which every command has the option `--json` in addition to its own, and the docstring of a
-    command's function is its help.
+    command's function is its help. ``words`` are the help of the application, which it prints if no command is given.
 
     A command is a function that returns an :class:`Output`, or None if it has printed its output itself.
     """
+
+    def __init__(self, words: str = "", **settings: Any) -> None:
+        super().__init__(help=words, no_args_is_help=True, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:  # type: ignore[override]
         declare = super().command(name, **settings)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:  # imported when a command first uses it
     serving = Later("fairpate.run.serve")
 
-data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
+data_app = base.Commands("List, fetch and describe data sets; declare your own records.")
 
 
 @data_app.command("list")
@@ -145,9 +145,7 @@ def check_data(
     return Output(facts=facts, words=check_table(found, name, questions), code=int(bool(found.refused)))
 
 
-ledger_app = base.Commands(
-    help="Verify, copy and audit a run's ledger; total and limit all releases. For the operator.", no_args_is_help=True
-)
+ledger_app = base.Commands("Verify, copy and audit a run's ledger; total and limit all releases. For the operator.")
 
 
 @ledger_app.command("verify")
@@ -488,8 +486,7 @@ query = base.in_modes(
 
 
 tokens_app = base.Commands(
-    help="Say who may query a run's service, until when, and how much. A running service follows within a second.",
-    no_args_is_help=True,
+    "Say who may query a run's service, until when, and how much. A running service follows within a second."
 )
 Name = Annotated[str, typer.Argument(help="Name of the token's owner; charges and limits are kept by name.")]
 OwnEpsilon = Annotated[
@@ -570,9 +567,7 @@ def _shown_once(name: str, token: str) -> Output:
     return Output(facts={"name": name, "token": token}, words=token)
 
 
-site_app = base.Commands(
-    help="Release one result of several sites' private records, which no site shows to anybody.", no_args_is_help=True
-)
+site_app = base.Commands("Release one result of several sites' private records, which no site shows to anybody.")
 _Declaration = Annotated[Path, typer.Option("--data", help="The declaration of the plan, with your own files.")]
 _Workers = Annotated[
     list[str] | None,
