@@ -338,14 +338,9 @@ class PublicPool:
     place: Callable[[npt.NDArray[np.float32]], Features] = lambda features: features
 
     def __post_init__(self) -> None:
-        if not len(self.features) == len(self.groups_N) == len(self.record_ids):
-            raise ValueError(
-                "Expected one item of groups_N and of record_ids for each record of features; give the same "
-                "number of each."
-            )
+        assert len(self.features) == len(self.groups_N) == len(self.record_ids)
         # Only these two: `bodies_for` derives the range of posted values from the type.
-        if self.features.dtype not in (np.uint8, np.float32):
-            raise ValueError(f"Expected features of type uint8 or float32, got {self.features.dtype}; convert them.")
+        assert self.features.dtype in (np.uint8, np.float32)
 
     def __len__(self) -> int:
         return len(self.record_ids)

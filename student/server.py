@@ -133,14 +133,12 @@ def read_features(
             raise FaultError(422, field, "", "A record has either features or columns; leave one of the two out.")
         field = f"records.{position}.columns"
         if form is None:
-            raise FaultError(
-                422, field, "", "This service does not know the columns of records; give features instead."
-            )
+            remedy = "This service does not know the columns of records; give features instead."
+            raise FaultError(422, field, "", remedy)
         names = [column.name for column in form.fields]
         for unknown in record.columns.keys() - set(names):
-            raise FaultError(
-                422, f"{field}.{unknown}", record.columns[unknown], f"Expected one of the columns: {', '.join(names)}."
-            )
+            remedy = f"Expected one of the columns: {', '.join(names)}."
+            raise FaultError(422, f"{field}.{unknown}", record.columns[unknown], remedy)
         try:
             return form.encode(record.columns)
         except ValueError as error:
@@ -154,9 +152,8 @@ def read_features(
         # In double precision: a byte would lose a fraction without notice, and float32 makes large numbers infinite.
         values = np.array(record.features, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
-        raise FaultError(
-            422, field, record.features, "Expected nested lists of numbers, all lists of a level of one length."
-        ) from None
+        remedy = "Expected nested lists of numbers, all lists of a level of one length."
+        raise FaultError(422, field, record.features, remedy) from None
     if values.shape != shape:
         raise FaultError(422, field, values.shape, f"Expected features of shape {shape}.")
     low, high = (0.0, 255.0) if is_image else (-float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))

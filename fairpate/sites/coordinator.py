@@ -186,9 +186,8 @@ class CoordinatorSums:
         `masked`, `agreed` or `shares`)."""
         machine = self._machine(number)
         if step not in STEPS:
-            raise FaultError(
-                404, "step", step, f"Expected a step of the protocol: {', '.join(STEPS)}; give one of these."
-            )
+            words = f"Expected a step of the protocol: {', '.join(STEPS)}; give one of these."
+            raise FaultError(404, "step", step, words)
         with self._changed:
             self._refuse_if_ended(machine)
             try:
@@ -206,12 +205,8 @@ class CoordinatorSums:
         (survivors that signed the list of survivors) or `sum`."""
         machine = self._machine(number)
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
-            raise FaultError(
-                404,
-                "path",
-                f"{name}/{place}",
-                "The path must end in members, survivors, agreement or sum, and a site's number; correct the path.",
-            )
+            words = "The path must end in members, survivors, agreement or sum, and a site's number; correct the path."
+            raise FaultError(404, "path", f"{name}/{place}", words)
         with self._changed:
             found = machine.listed(name, place)
             if found is None:
