@@ -121,13 +121,13 @@ def audit_run(
             f"finite epsilon and noise {OS_ENTROPY}."
         )
     parts = ["private", *(["test"] if "test" in statement.part_events else [])]
-    make = partial(shadows_of, run, config, statement, on_private=on_private)
     audited = []
     for part in parts:
-        shadows, control = make(part), make(part, noise_share=0.5)
         stated = statement.events if part == "private" else statement.part_events[part]
-        expected = [event_json(event_from(event)) for event in stated]
-        drawn = [event_json(event) for event in shadows.events]
+        events = [event_from(event) for event in stated]
+        make = partial(shadows_of, run, config, events, part, on_private=on_private)
+        shadows, control = make(), make(noise_share=0.5)
+        expected, drawn = ([event_json(event) for event in each] for each in (events, shadows.events))
         if not alike(expected, drawn, _EVENTS_ALIKE):
             raise AuditError(
                 f"statement.json: states the privacy events {expected}, but the run's settings now give {drawn}; audit "
@@ -225,10 +225,9 @@ def _attacked(
         canaries_each=shadows.num_canaries,
         # Not always half: the control is planned by its epsilon, which is no smooth function of little integer noise.
         control_noise=min(
-            less[name] / value
+            less / noise
             for of_run, of_control in zip(shadows.events, control.events, strict=True)
-            for less in (_noises(of_control),)
-            for name, value in _noises(of_run).items()
+            for noise, less in zip(_noises(of_run).values(), _noises(of_control).values(), strict=True)
         ),
         planned=planned,
         found=outcome(shadows, "audit"),
@@ -252,7 +251,7 @@ def _noises(event: Any) -> dict[str, float]:
 def shadows_of(
     run: RunDirectory,
     config: Method,
-    statement: PrivacyStatement,
+    events: Sequence[Any],
     part: str,
     *,
     noise_share: float = 1.0,
@@ -261,15 +260,14 @@ def shadows_of(
     """Return an attack on shadow releases of a run: releases that its method draws for the audit, with ``noise_share``
     times the run's noise.
 
-    ``part``: the records that the releases read, "private" or "test". AuditError if no attack is known for the method.
+    ``events`` are the run's privacy events for the records that the releases read; ``part`` says which records these
+    are, "private" or "test". AuditError if no attack is known for the method.
     """
     facts = context.require_data(run)
     loaded = None
     if on_private:
         require_data_by_name(run)
         loaded = load_for(run, config.data)
-    stated = statement.events if part == "private" else statement.part_events[part]
-    events: list[Any] = [event_from(event) for event in stated]
     weaker: list[Any] = []  # the same events with a share of their noise
     for event in events:
         if isinstance(event, LaplaceReleases):
