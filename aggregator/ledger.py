@@ -150,9 +150,8 @@ class LedgerTerms:
     def from_json(cls, values: Mapping[str, Any]) -> LedgerTerms:
         """Return the terms from ``values``, as a ledger stores them. KeyError, TypeError or ValueError for values that
         are not stored terms."""
-        mechanism = values["mechanism"]
         typed = {
-            "mechanism": mechanism_named(mechanism["name"], mechanism["parameters"]),
+            "mechanism": mechanism_named(**values["mechanism"]),
             "gate": GateRule(**values["gate"]),
             "budget": Budget(**values["budget"]),
         }

@@ -60,9 +60,7 @@ def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
     """Return a table with one line for each pair of name and value in ``rows``; on a narrow terminal a long value is
     wrapped."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table.grid(Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     for row in rows:
         table.add_row(*row)
     return table

@@ -261,11 +261,10 @@ def collect_shared_votes(
     Votes and checkpoints must not be published. After an error the next ensemble is tried. Return a mapping from the
     path of each votes file that could not be written to its error message.
     """
-    cell_of = {shared_file(cell, folder): cell for cell in cells}
     missing = {
         path: cell
-        for path, cell in cell_of.items()
-        if path is not None and path.suffix == ".parquet" and not path.exists()
+        for cell in cells
+        if (path := shared_file(cell, folder)) and path.suffix == ".parquet" and not path.exists()
     }
     faults: dict[Path, str] = {}
     if missing:

@@ -444,6 +444,7 @@ class Odometer:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             # A long timeout, because another process may compose loss distributions inside its transaction.
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=60)) as database:
+                database.row_factory = sqlite3.Row
                 # A release becomes visible right after its row, which must outlast a loss of power.
                 database.execute("PRAGMA synchronous = FULL")
                 database.executescript(_TABLES)
@@ -462,12 +463,10 @@ class Odometer:
 def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[Release]:
     """Return all releases that are stored in the odometer's ``database``, or only those on the data set ``data`` or of
     the run with the id ``run``, oldest first."""
-    cursor = database.execute(_READ, {"data": data, "run": run})
-    columns = [column for column, *_ in cursor.description]
     found = []
     try:
-        for row in cursor:
-            values = dict(zip(columns, row, strict=True))
+        for row in database.execute(_READ, {"data": data, "run": run}):
+            values = dict(row)
             values |= {name: _events(values[name]) for name in ("events", "plan")}
             found.append(Release(**values | {"rdp_A": np.frombuffer(values["rdp_A"], dtype="<f8")}))
     except (ValueError, TypeError) as error:
