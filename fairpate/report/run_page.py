@@ -160,12 +160,7 @@ def _drawn(
     return Markup(f'<svg {frame} role="img" aria-label="{name}"><title>{name}</title>{definitions}{body}</svg>')  # noqa: S704 - vl-convert escapes its text
 
 
-GAP_NAMES = {
-    **{notion.reading: notion.title for notion in NOTIONS.values()},
-    "dp_pairwise": "Demographic parity, between two groups",
-    "dp_to_overall": "Demographic parity, group to overall",
-    "eo_full": "Equalized odds, one group against the rest",
-}
+GAP_NAMES = {notion.reading: notion.title for notion in NOTIONS.values()} | records.WORDS["other_gaps"]
 
 
 def public_report(report: PublicReport) -> str:

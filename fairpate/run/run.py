@@ -61,6 +61,7 @@ from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
+from fairpate.report.records import WORDS
 from fairpate.run import context, release_log
 from fairpate.run import folder as folders
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, sole_worker, write_json
@@ -73,14 +74,7 @@ from fairpate.types import REMARKS, IntArray, PrivacyStatement, Relation, sklear
 from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
-# By method, a description of those who vote on a label; each kind of voters occurs once.
-VOTERS = {
-    "weighted_votes": "every record, a vector",
-    "residual_votes": "every record, several times",
-    "record_votes": "every record, one count",
-    "private_knn": "nearest records of a secret sample",
-    "fairpate": "models trained on shards",
-}
+VOTERS: Mapping[str, str] = WORDS["voters"]
 _OFTEN = 0.95
 
 
