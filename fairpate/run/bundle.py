@@ -85,8 +85,7 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     check_output(out, "--out", is_file=True, suffixes=(".zip",))
     statement = published_statement(run)
     require_card(run, statement)
-    missing = [name for name in REQUIRED if not (run.public / name).is_file()]
-    if missing:
+    if missing := [name for name in REQUIRED if not (run.public / name).is_file()]:
         raise RunDirectoryError(
             f"{run.public}: {', '.join(missing)} missing; repeat the run's command, which writes them again."
         )

@@ -439,8 +439,7 @@ def select_by_trials(
             begun = {"settings": settings, "drawn": drawn, "environment": environment()}
             context.write_json(state_file, begun, private=True)
         state = context.read_json(state_file)
-        changes = changed_fields(state["settings"], settings)
-        if changes:
+        if changes := changed_fields(state["settings"], settings):
             raise RunFolderError(
                 f"{out}: the trials in this folder were charged under other settings ({'; '.join(changes.values())}); "
                 "set these fields back, or give another folder with --out."

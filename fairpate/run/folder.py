@@ -93,8 +93,7 @@ def check_run_directory(config: Method) -> RunDirectory:
         changed = context.changed_fields(determining_values(config, stored), determining_values(config))
         # The sections of another method differ as well.
         names = ["method"] if "method" in changed and stored.get("method") else changed
-        changes = [changed[name] for name in names if name not in _TESTED_BY]
-        if changes:
+        if changes := [changed[name] for name in names if name not in _TESTED_BY]:
             raise RunFolderError(
                 f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with "
                 "--out."

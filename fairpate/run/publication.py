@@ -406,8 +406,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
         found = {"sha256": sha256_of(run.graph), "student_sha256": sha256_of(run.student)}
         if found.items() <= read_json(run.graph_description).items():
             return
-    missing = missing_packages()
-    if missing:
+    if missing := missing_packages():
         reporter.note("onnx", f"no model.onnx: {', '.join(missing)} missing; pip install 'fairpate[onnx]', run again")
         return
     # The graph contains the embedding, so it is checked on public records as they were before that.

@@ -45,7 +45,7 @@ from torch import nn
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Override, read_yaml, values_digest
-from fairpate.data import REGISTRY, Dataset, entry_for, load_data
+from fairpate.data import REGISTRY, Dataset, entry_for, load_data, load_once
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.data.registry import compared_on
@@ -258,15 +258,13 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
     forecast in which the winning class needs the smallest lead comes first, methods that cannot run come last.
     DataError as in :func:`fairpate.data.load_data`.
     """
-    # Several kinds see the pool through the same embedding, and one may take a minute to compute.
-    loaded: dict[str, Dataset] = {}
     found = []
     for method in types.stepwise([name for name in VOTERS if name != chosen]):
         try:
             config = base.resolved(overrides, method)
             config.require_trainable()
-            key = config.data.model_dump_json()  # same records, options and embedding
-            dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
+            # Several kinds see the pool through the same embedding, and one may take a minute to compute.
+            dataset = load_once(config.data)
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
         except (ConfigError, types.DataSettingsError) as error:
