@@ -176,7 +176,7 @@ def test_a_service_that_hangs_is_taken_over_from_and_answers_nothing_new_when_it
     [hanging] = [process for node in cluster.nodes for process in node.processes("ray::AggregatorActor")]
     os.kill(hanging, signal.SIGSTOP)
     try:
-        assert here(folder, "serve", "run", "--port", str(free_port())) == 1
+        assert here(folder, "ledger", "restore", "copy.sqlite", "run") == 1
         assert "another process writes this ledger" in capsys.readouterr().err
         with served(folder, "--take-over") as second:
             heard = before | replies(second, list(range(50, 70)))
