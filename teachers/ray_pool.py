@@ -477,6 +477,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     with ExitStack() as stack:
         if os.environ.get("RAY_ADDRESS"):
+            _read_authentication_again()  # the environment may name another cluster than when Ray was imported
             try:
                 with _own_sigterm():
                     ray.init(**quiet, runtime_env={"py_modules": _own_packages()})

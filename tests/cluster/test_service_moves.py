@@ -58,39 +58,27 @@ def service(cluster: Cluster, folder: Path):
     """Its URL on the cluster, where it stays when the command has ended."""
     ray = {name: value for name, value in cluster.environment.items() if name.startswith("RAY_")}
     port = free_port()
-    command(folder, "serve", "run", "--detach", "--port", str(port), **ray)
+    assert here(folder, "serve", "run", "--detach", "--port", str(port), **ray) == 0
     yield f"http://127.0.0.1:{port}"
-    command(folder, "serve", "run", "--stop", **ray)
+    assert here(folder, "serve", "run", "--stop", **ray) == 0
 
 
 def environment_of(folder: Path) -> dict[str, str]:
     return make_environment() | {"FAIRPATE_STATE": str(folder / "state"), "OMP_NUM_THREADS": "1"}
 
 
-def here(folder: Path, *words: str) -> int:
+def here(folder: Path, *words: str, **environment: str) -> int:
     """The status of a command in this process: another one imports for seconds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        patched.setenv("FAIRPATE_STATE", str(folder / "state"))
+        for name, value in {"FAIRPATE_STATE": str(folder / "state"), **environment}.items():
+            patched.setenv(name, value)
         patched.setattr(sys, "argv", ["fairpate", *words])
         try:
             main()
         except SystemExit as left:
             return int(left.code or 0)
     return 0
-
-
-def command(folder: Path, *words: str, **environment: str) -> None:
-    asked = subprocess.run(  # noqa: S603 our own program
-        [*FAIRPATE, *words],
-        cwd=folder,
-        env=environment_of(folder) | environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert asked.returncode == 0, asked.stderr
 
 
 def wait_until_ready(url: str) -> None:
@@ -176,7 +164,7 @@ def test_a_service_that_hangs_is_taken_over_from_and_answers_nothing_new_when_it
     [hanging] = [process for node in cluster.nodes for process in node.processes("ray::AggregatorActor")]
     os.kill(hanging, signal.SIGSTOP)
     try:
-        assert here(folder, "serve", "run", "--port", str(free_port())) == 1
+        assert here(folder, "ledger", "restore", "copy.sqlite", "run") == 1
         assert "another process writes this ledger" in capsys.readouterr().err
         with served(folder, "--take-over") as second:
             heard = before | replies(second, list(range(50, 70)))

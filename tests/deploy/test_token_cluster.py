@@ -21,7 +21,13 @@ import yaml
 from object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, object_store
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("teachers.num_teachers=8", "teachers.block_size=2", "teachers.fit.epochs=1", "aggregator.num_queries=20")
+SMALL = (
+    "teachers.num_teachers=8",
+    "teachers.block_size=2",
+    "teachers.fit.epochs=1",
+    "aggregator.num_queries=20",
+    "student.fit.epochs=1",
+)
 AWS_VARIABLES = {
     "AWS_ACCESS_KEY_ID": ACCESS_KEY,
     "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -77,7 +83,7 @@ def cluster_at(home: Path) -> Iterator[Cluster]:
     head_line, worker_line = start_lines(head_port)
     with (
         node(f"{head_line} --temp-dir={home}/r --dashboard-port={dashboard_port}", agent_ports[0], environment),
-        node(f"{worker_line} --num-cpus=2", agent_ports[1], environment),
+        node(f"{worker_line} --num-cpus=1", agent_ports[1], environment),
     ):
         dashboard = f"http://127.0.0.1:{dashboard_port}"
         reached = Cluster(
@@ -88,11 +94,11 @@ def cluster_at(home: Path) -> Iterator[Cluster]:
 
 
 def start_lines(port: int) -> tuple[str, str]:
-    """How the launcher starts head and workers, on another port and without the autoscaler."""
+    """How the launcher starts head and workers, on another port, without the autoscaler and what copies their logs."""
     config = yaml.safe_load((ROOT / "deploy" / "cluster-onprem.yaml").read_text(encoding="utf-8"))
     lines = [config[f"{kind}_start_ray_commands"][-1].replace("6379", str(port)) for kind in ("head", "worker")]
-    head, worker = (re.sub(r" --autoscaling-config=\S+", "", line) for line in lines)
-    return head, worker
+    head, worker = (re.sub(r" --autoscaling-config=\S+", "", line) + " --include-log-monitor=false" for line in lines)
+    return f"{head} --no-monitor", worker
 
 
 def free_ports(count: int) -> list[int]:

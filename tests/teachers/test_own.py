@@ -284,14 +284,14 @@ def make_teacher(random_state):
 
 
 @pytest.mark.slow
-def test_workers_of_ray_find_the_module_in_the_working_directory(tmp_path, monkeypatch):
+def test_workers_of_ray_find_the_module_in_the_working_directory(ray_session, tmp_path, monkeypatch):
     (tmp_path / "models_of_mine.py").write_text(MODULE, encoding="utf-8")
     (tmp_path / "helper_of_mine.py").write_text("DEPTH = 1\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
     make_teacher = named_object("models_of_mine:make_teacher")
     here = ask(make_teacher, tmp_path / "here", block_size=2)
-    with open_pool(RayConfig(num_actors=2)) as pool:
+    with open_pool(RayConfig(num_actors=1)) as pool:
         there = ask(make_teacher, tmp_path / "there", block_size=2, pool=pool)
     np.testing.assert_array_equal(here.votes_QC, there.votes_QC)
     assert here.digest == there.digest
