@@ -72,6 +72,10 @@ TERMS = LedgerTerms(
     ensemble="table",
 )
 _PROCESSES = multiprocessing.get_context("forkserver")
+# Read once, and not by every service that is killed.
+_PROCESSES.set_forkserver_preload(
+    ["aggregator.service.server", "aggregator.audit", "aggregator.client", "aggregator.postgres"]
+)
 
 
 @dataclass(kw_only=True)
@@ -128,13 +132,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--database", action="store_true", help="a ledger in PostgreSQL instead of a file")
     arguments = parser.parse_args()
+    told = told_after(arguments.kills, seed=arguments.seed, in_database=arguments.database)
+    print(json.dumps(told) if arguments.json else "\n".join(f"{name:32} {value}" for name, value in told.items()))
+
+
+def told_after(kills: int, *, seed: int, in_database: bool) -> dict[str, Any]:
+    """Run a campaign in a folder of its own, and return its summary."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         Path(folder).chmod(0o755)  # the server is another user
-        server = stack.enter_context(Server(Path(folder) / "server")) if arguments.database else None
+        server = stack.enter_context(Server(Path(folder) / "server")) if in_database else None
         campaign = Campaign(folder=Path(folder), port=free_port(), server=server)
-        run(campaign, kills=arguments.kills, generator=random.Random(arguments.seed))
-        told = summary(campaign)
-    print(json.dumps(told) if arguments.json else "\n".join(f"{name:32} {value}" for name, value in told.items()))
+        run(campaign, kills=kills, generator=random.Random(seed))
+        return summary(campaign)
 
 
 def run(campaign: Campaign, *, kills: int, generator: random.Random) -> None:
@@ -488,5 +497,4 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
-    _PROCESSES.set_forkserver_preload(["aggregator.service.server", "aggregator.audit", "aggregator.client"])
     main()

@@ -622,13 +622,7 @@ def make_plan(
     roster = plans.read_roster(sites)
     options: list[Override] = [*(overrides or []), *((name, each) for name, each in given.items() if each is not None)]
     config = resolved(options, method, num_sites=len(roster))
-    plan, embedding = plans.make_plan(
-        config, roster, may_vanish=may_vanish, may_collude=may_collude, reporter=Reporter()
-    )
-    if embedding is not None:
-        write_atomically(plans.embedding_file(output), lambda partial: partial.write_bytes(embedding))
-    # The plan last: where it is, the embedding that it needs is next to it.
-    write_atomically(output, lambda partial: partial.write_bytes(plan.content))
+    plan = plans.make_plan(config, roster, output, may_vanish=may_vanish, may_collude=may_collude, reporter=Reporter())
     facts = {"file": output, "digest": plan.digest, "sites": len(roster), "sums": len(plan.sums)}
     return Output(facts=facts, words=f"{output}: plan {plan.digest}")
 
@@ -766,12 +760,20 @@ def simulate_plan(
     from fairpate.run.context import read_json
     from fairpate.sites.simulate import simulate
 
-    given = {"--method": method, "--epsilon": epsilon, "--may-vanish": may_vanish, "--may-collude": may_collude}
-    # As words: one party plans with them, as by `fairpate site plan`.
-    planning = [str(word) for option, value in given.items() if value is not None for word in (option, value)]
-    planning += [word for value in overrides or [] for word in ("--set", value)]
+    settings: list[Override] = list(overrides or [])
+    if epsilon is not None:
+        settings.append(("target.epsilon", epsilon))
     with waiting("sites"):
-        found = simulate(base.data_config(data, options, data_dir), out, sites=sites, by=by, planning=planning)
+        found = simulate(
+            base.data_config(data, options, data_dir),
+            out,
+            sites=sites,
+            by=by,
+            method=method,
+            overrides=settings,
+            may_vanish=may_vanish,
+            may_collude=may_collude,
+        )
     statement, metrics = read_json(found.run.statement), read_json(found.run.metrics)
     facts = {
         "run": found.run.root,

@@ -30,6 +30,7 @@ import numpy as np
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from fairpate.config import ConfigError, Count, DataConfig, Section, expected, flattened, read_yaml
+from fairpate.files import write_atomically
 from fairpate.sites.secure_sum import ENDED, Draw, PublicKeys, SiteKey, SumError
 from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 
@@ -315,10 +316,11 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
 
 
 def make_plan(
-    config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int, reporter: Reporter
-) -> tuple[SitePlan, bytes | None]:
-    """Return a new plan, the terms of a release over ``sites`` (a mapping from names to public keys), and the bytes of
-    the embedding's file if all records are embedded (else None). No private record is read.
+    config: Method, sites: Mapping[str, str], file: Path, *, may_vanish: int, may_collude: int, reporter: Reporter
+) -> SitePlan:
+    """Write a new plan, the terms of a release over ``sites`` (a mapping from names to public keys), to ``file``, and
+    return it. If all records are embedded, the embedding is written to :func:`embedding_file`. No private record is
+    read.
 
     ``may_vanish`` and ``may_collude``: how many sites may vanish, and how many may collude with the coordinator.
     DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError if the numbers
@@ -347,8 +349,12 @@ def make_plan(
         "may_vanish": may_vanish,
         "may_collude": may_collude,
     }
-    content = json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode()
-    return read_plan(content, "plan"), embedding
+    plan = read_plan(json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode(), "plan")
+    if embedding is not None:
+        write_atomically(embedding_file(file), lambda partial: partial.write_bytes(embedding))
+    # The plan last: where it is, the embedding that it needs is next to it.
+    write_atomically(file, lambda partial: partial.write_bytes(plan.content))
+    return plan
 
 
 def config_of(

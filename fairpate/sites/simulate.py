@@ -27,17 +27,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
-from fairpate.config import ConfigError, DataConfig
+from fairpate.config import ConfigError, DataConfig, Override
 from fairpate.data.dataset import Dataset
 from fairpate.data.declaration import read_declaration, rows_of
 from fairpate.data.registry import CODEBOOKS, MADE, entry_for, load_data, request_of
 from fairpate.data.tables import text_of
+from fairpate.methods.base import resolved
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Odometer, Release
-from fairpate.sites.plan import key_text, new_key, read_plan
+from fairpate.sites.plan import key_text, make_plan, new_key
 from fairpate.sites.site import TURN
+from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UsageError, UserError
 
 # The fields of a codebook that describe how to read the publisher's files, or how to divide them.
@@ -202,22 +204,35 @@ def _dealt(private: pa.Table, of_person: str, order: np.random.Generator, *, sit
 
 
 def simulate(
-    data: DataConfig, folder: Path, *, sites: int, by: str | None = None, planning: Sequence[str] = ()
+    data: DataConfig,
+    folder: Path,
+    *,
+    sites: int,
+    by: str | None = None,
+    method: str = "weighted_votes",
+    overrides: Sequence[Override] = (),
+    may_vanish: int = 0,
+    may_collude: int = 1,
 ) -> Simulated:
-    """Distribute the records of ``data`` to simulated sites in ``folder``, and run the commands of plan, coordinator
-    and sites as processes.
+    """Distribute the records of ``data`` to simulated sites in ``folder``, plan a release, and run the commands of
+    coordinator and sites as processes.
 
-    ``by`` as in :func:`deal`; ``planning`` are further arguments of `fairpate site plan`. UsageError for a folder that
-    exists; SimulationError for a process that fails, after all others were ended. LimitReachedError if the records are
-    declared by the user, and their release would exceed a limit in the operator's odometer (the database of privacy
-    costs).
+    ``by`` as in :func:`deal`; ``may_vanish`` and ``may_collude`` as in :func:`fairpate.sites.plan.make_plan`;
+    ``overrides`` are settings of ``method``. UsageError for a folder that exists; ConfigError or PlanError for a
+    release that cannot be planned; SimulationError for a process that fails, after all others were ended.
+    LimitReachedError if the records are declared by the user, and their release would exceed a limit in the operator's
+    odometer (the database of privacy costs).
     """
     if folder.exists():
         raise UsageError(f"--out: {folder} exists already; give another folder.")
     records = deal(data, folder, sites=sites, by=by)
     coordinator, parties = folder / "coordinator", site_folders(folder, sites)
     keys = {party.name: key_text(new_key(party / "own.key").public) for party in parties}
-    (coordinator / "roster.yaml").write_text("".join(f"{name}: {key}\n" for name, key in keys.items()), "utf-8")
+    began_s = time.monotonic()
+    named = {"data.name": f"{data.name}_sites", "data.declaration": str(coordinator / "data.yaml")}
+    config = resolved([*overrides, *named.items()], method, num_sites=sites)
+    numbers = {"may_vanish": may_vanish, "may_collude": may_collude}
+    plan = make_plan(config, keys, coordinator / "plan.json", **numbers, reporter=Reporter(quiet=True))
     started: list[subprocess.Popen[str]] = []
     # Each takes hundreds of megabytes: of the processes that compute tables, as many at once as there are processors.
     turns = [folder / f"turn{number}" for number in range(min(sites, os.cpu_count() or 1))]
@@ -246,13 +261,9 @@ def simulate(
             )
         return json.loads(output)
 
-    began_s = time.monotonic()
     try:
-        words = ("data.yaml", "--sites", "roster.yaml", "-o", "plan.json", *planning)
-        digest = result(start(coordinator, "plan", *words), coordinator, "plan")["digest"]
         if data.declaration is not None:
             # In the operator's own odometer. LimitReachedError if a limit has no room.
-            plan = read_plan((coordinator / "plan.json").read_bytes(), "plan.json")
             events = tuple(map(event_from, (*plan.events, *plan.test_events)))
             release = Release(
                 run=plan.id,
@@ -270,7 +281,7 @@ def simulate(
             port = str(free.getsockname()[1])
         own = ("--data", "data.yaml", "--out", "run", "--wait-s", _WAIT_S)
         serving = start(coordinator, "serve", "plan.json", "--port", port, *own)
-        agreed = ("--key", "own.key", "--plan", digest, "--yes")
+        agreed = ("--key", "own.key", "--plan", plan.digest, "--yes")
         joining = [start(party, "join", f"http://127.0.0.1:{port}", *own, *agreed) for party in parties]
         joined = [result(process, party, "join") for party, process in zip(parties, joining, strict=True)]
         result(serving, coordinator, "serve")

@@ -81,13 +81,10 @@ class Consortium:
         self.keys = {name: root / f"{name}.key" for name in self.names}
         roster = {name: key_text(new_key(path).public) for name, path in self.keys.items()}
         config = resolved([f"data.declaration={self.own}", "data.name=hospitals", "target.epsilon=1", *options], method)
-        self.plan, embedding = plan.make_plan(
-            config, roster, **{"may_vanish": 0, "may_collude": 1} | numbers, reporter=QUIET
-        )
         self.file = root / "plan.json"
-        self.file.write_bytes(self.plan.content)
-        if embedding is not None:
-            embedding_file(self.file).write_bytes(embedding)
+        self.plan = plan.make_plan(
+            config, roster, self.file, **{"may_vanish": 0, "may_collude": 1} | numbers, reporter=QUIET
+        )
         self.port = free_port()
 
     def run(self, name: str) -> RunDirectory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -87,39 +88,35 @@ def test_what_cannot_be_dealt_is_refused(by: str, sites: int, fault: str, tmp_pa
         deal(DataConfig(name="color_digits"), tmp_path / "pictures", sites=2)
 
 
-@pytest.mark.slow
-def test_records_of_a_declaration_are_charged_to_the_operators_own_odometer_before_a_party_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_release_beyond_the_operators_own_limit_is_refused_before_a_party_begins(
+    tmp_path: Path, own_state: None
 ) -> None:
-    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "own"))
     data = source(tmp_path / "all")
     Odometer().set_limit("hospitals", "record", epsilon=0.5, delta=1e-5)
     with pytest.raises(LimitReachedError):
-        simulate(data, tmp_path / "refused", sites=3, planning=["--epsilon", "1"])
+        simulate(data, tmp_path / "refused", sites=3, overrides=["target.epsilon=1"])
     assert not list((tmp_path / "refused").glob("site*/join.log"))
-    Odometer().set_limit("hospitals", "record", epsilon=2.0, delta=1e-5)
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("socket.create_server", killed)  # the port of the coordinator
-    with pytest.raises(KeyboardInterrupt):
-        simulate(data, tmp_path / "killed", sites=3, planning=["--epsilon", "1"])
-    (total,) = Odometer().totals(delta=1e-5)
-    assert (total.data, total.releases) == ("hospitals", 1)
-    assert 0.9 < total.epsilon <= 1.0
 
 
-@pytest.mark.slow  # four processes, each of which imports torch
-def test_the_command_runs_all_parties_as_processes(
+@pytest.mark.slow  # processes, each of which imports torch
+def test_the_command_runs_all_parties_as_processes_and_charges_the_operators_own_odometer_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_state: None
 ) -> None:
     source(tmp_path / "all")
     words = ["fairpate", "site", "simulate", "--data", "all/hospitals.yaml", "--sites", "2"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [*words, "--by", "ward", "--epsilon", "2", "--out", "parties", "--json"])
+    charged, create_server = [], socket.create_server
+
+    def seen(*values: Any) -> socket.socket:
+        charged.extend(Odometer().totals(delta=1e-5))
+        return create_server(*values)
+
+    monkeypatch.setattr(socket, "create_server", seen)  # for the port of the coordinator, with which a site is started
     cli.main()
     found = json.loads(capsys.readouterr().out)
+    (total,) = charged
+    assert (total.data, total.releases, total.epsilon) == ("hospitals", 1, found["epsilon"])
     assert sum(found["records"]) == 450
     assert 1.9 < found["epsilon"] <= 2
     assert (tmp_path / found["run"] / "public" / "report.html").is_file()
