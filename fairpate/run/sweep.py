@@ -427,11 +427,8 @@ def _config(
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
         settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
-        disabled = config.unread
-        unread = [
-            path for path in flattened(values).keys() & beneath.keys() if unread_because_of(path, settings, disabled)
-        ]
-        if unread:
+        reasons, given = config.unread, flattened(values).keys() & beneath.keys()
+        if unread := [path for path in given if unread_because_of(path, settings, reasons)]:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
             config = parse_config(kept | {"method": method}, schema)
         config.require_trainable()

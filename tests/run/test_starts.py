@@ -11,6 +11,8 @@ from small_runs import run
 LIBRARIES = ("torch", "torchvision", "sklearn", "scipy.stats", "pandas", "matplotlib", "dp_accounting", "ray", "onnx")
 WATCHED = """
 import importlib, json, os, sys
+import sitecustomize
+sys.meta_path.remove(sitecustomize.WithoutPandas)
 from fairpate.cli import main
 
 def ended(words):

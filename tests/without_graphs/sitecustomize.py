@@ -1,6 +1,16 @@
 """Imported by Python processes that tests start: they leave out model.onnx, 6 processor seconds of a run, as where its
-packages are missing (`with_graphs` of tests/conftest.py writes it)."""
+packages are missing (`with_graphs` of tests/conftest.py writes it). They do not have pandas, as where fairlearn is
+missing: pyarrow would import it for the first value that it converts, half a processor second."""
 
 import sys
 
+
+class WithoutPandas:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+
+
 sys.modules["onnxscript"] = None
+sys.meta_path.insert(0, WithoutPandas)
