@@ -413,8 +413,8 @@ class RayConfig(Section):
 
     num_actors: CountOrZero | None = Field(
         None,
-        description="null: one per CPU. 0: no Ray; teachers train and vote in this process. A service needs actors, "
-        "and reads 0 as null.",
+        description="null: one per CPU. 0: no Ray; teachers train and vote, and cells of a comparison run, in this "
+        "process. A service needs actors, and reads 0 as null.",
     )
     num_cpus: Positive = Field(
         1.0,

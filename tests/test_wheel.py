@@ -17,6 +17,7 @@ from serving import free_port, until
 from student.student import load_student
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGES = {"aggregator", "fairpate", "student", "teachers"}
 
 
@@ -45,11 +46,10 @@ def installed(wheel, tmp_path_factory):
     """A command that runs a program of an environment with the wheel and the libraries of this one, without ours."""
     folder = tmp_path_factory.mktemp("environment")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    apart = alone | {"PYTHONPATH": str(ROOT / "tests" / "without_graphs"), "FAIRPATE_DATA": ""}
 
-    def run(*words, cwd=folder, start=subprocess.run, graphs=False):
-        environment = alone | {"FAIRPATE_STATE": str(cwd / "state"), "FAIRPATE_DATA": ""}
-        if not graphs:
-            environment["PYTHONPATH"] = str(ROOT / "tests" / "without_graphs")
+    def run(*words, cwd=folder, start=subprocess.run):
+        environment = apart | {"FAIRPATE_STATE": str(cwd / "state")}
         command = [folder / "bin" / words[0], *words[1:]]
         given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return start(command, cwd=cwd, env=environment, **given)
@@ -62,26 +62,13 @@ def installed(wheel, tmp_path_factory):
     return run
 
 
-@pytest.fixture(scope="session")
-def demonstrated(installed, tmp_path_factory):
-    """The folder of a demo, what it reports as JSON, and the words of a second one in the same folder."""
-    folder = tmp_path_factory.mktemp("demo")
-    first = installed("fairpate", "demo", "--json", cwd=folder, graphs=True)
-    assert first.returncode == 0, first.stderr
-    counted = odometer(folder)
-    again = installed("fairpate", "demo", cwd=folder, graphs=True)
-    assert again.returncode == 0, again.stderr
-    assert odometer(folder) == counted, "a second demo releases nothing"
-    return folder, json.loads(first.stdout), again.stdout
-
-
-# Commands one after another in one process, which imports torch once.
+# Commands one after another in the process of a program, which imports torch once.
 IN_TURN = """
 import sys
-import time
 from fairpate.cli import main
 
 for command in sys.argv[1:]:
+    print("$", command)
     sys.argv = ["fairpate", *command.split(" ")]
     try:
         main()
@@ -89,10 +76,9 @@ for command in sys.argv[1:]:
         assert not ended.code, command
 """
 
-# The example that `fairpate new` wrote, with one cell of each method and less training.
+# The example that `fairpate new` wrote, with one cell of each method, less training and no Ray.
 FEWER_CELLS = """
-import sys
-
+sys.argv = ["compare_families.py"]
 sys.path.insert(0, "compared")
 import compare_families
 
@@ -100,17 +86,49 @@ compare_families.SWEEP["data_sets"]["color_digits"]["grid"]["target.epsilon"] = 
 for method in compare_families.SWEEP["methods"].values():
     method["grid"] = {field: values[:1] for field, values in method.get("grid", {}).items()}
 compare_families.SWEEP["settings"] = {"dp_sgd": {"epochs": 4, "batch_size": 200}, "teachers": {"fit": {"epochs": 1}}}
+compare_families.SWEEP["ray"] = {"num_actors": 0}
 compare_families.main()
 """
+
+
+@pytest.fixture(scope="session")
+def shown(installed, tmp_path_factory):
+    """The folder in which one process did what README shows, and what each command printed."""
+    folder = tmp_path_factory.mktemp("shown")
+    (folder / "predictions.csv").write_text("sex,label,prediction\n" + "f,yes,no\nm,yes,yes\n" * 50, encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    made = f"import fairpate, student\nassert {str(ROOT)!r} not in fairpate.__file__ + student.__file__\n"
+    made += "import numpy as np; X = np.random.default_rng(0).normal(size=(300, 3)); y = (X[:, 0] > 0).astype(int)\n"
+    made += "pool = X_test = X; groups = np.arange(300) % 2\n"
+    quick = "--set methods=[weighted_votes] --set seeds=[0] --set ray.num_actors=0"
+    quick += ' --set data_sets={"color_digits":{"file":"color_digits.yaml"}} --set settings.student.fit.epochs=20'
+    commands = [
+        "demo --json",
+        "demo",
+        "ledger total --json",
+        "--version",
+        "new mine",
+        "run --data mine/data.yaml --epsilon 1 --out own",
+        f"compare --example quick {quick}",
+        "new compared --example compare-families",
+        "new hospitals --example three-hospitals",
+        "assess predictions.csv --group sex --label label",
+        "card own",
+        "audit own --canaries 300",
+        "dossier own --for egress",
+        "bundle own --out model.zip",
+        "verify model.zip",
+        "ledger total",
+    ]
+    done = installed("python", "-c", made + program + IN_TURN + FEWER_CELLS, *commands, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    _, *printed = re.split(r"^\$ (.*)\n", done.stdout, flags=re.MULTILINE)
+    return folder, dict(zip(printed[::2], printed[1::2], strict=True))
 
 
 def answers(port):
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(f"http://127.0.0.1:{port}/livez").is_success
-
-
-def odometer(folder):
-    return sorted((path, path.read_bytes()) for path in (folder / "state").rglob("*") if path.is_file())
 
 
 def worded(text, names):
@@ -120,8 +138,9 @@ def worded(text, names):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_demo_shows_what_the_runs_published(demonstrated, installed):
-    folder, shown, words = demonstrated
+def test_the_demo_shows_what_the_runs_published(shown):
+    folder, printed = shown
+    shown, words = json.loads(printed["demo --json"]), printed["demo"]
     names = [*shown["models"]]
     assert names[:4] == ["fairpate", "weighted_votes", "dp_sgd", "sgd, not private"]
     assert names[4] == f"{shown['chosen']}, may reject"
@@ -136,12 +155,12 @@ def test_the_demo_shows_what_the_runs_published(demonstrated, installed):
         statement = json.loads((runs[name] / "public" / "statement.json").read_text(encoding="utf-8"))
         assert shown["models"][name]["accuracy"] == metrics["accuracy"]
         assert (statement["unit"], statement["epsilon"]) == ("person", shown["models"][name]["epsilon"])
-    readme = worded((ROOT / "README.md").read_text(encoding="utf-8"), names)
+    readme = worded(README, names)
     for sentence in shown["sentences"]:
         assert sentence in words
         assert worded(sentence, names) in readme, "README shows another sentence"
-    totals = installed("fairpate", "ledger", "total", "--json", cwd=folder).stdout
-    assert '"releases": 3' in totals, "each private method releases once, with or without a reject option"
+    totals = printed["ledger total --json"]
+    assert '"releases": 3' in totals, "each private method releases once, also with a reject option or a second demo"
     (report,) = (folder / "runs" / "demo" / "chosen" / "public").glob("report.html")
     assert shown["files"]["this model"] == str(report.relative_to(folder))
     assert load_student(report.with_name("student.safetensors")).card.idp3 is not None
@@ -149,56 +168,27 @@ def test_the_demo_shows_what_the_runs_published(demonstrated, installed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_the_readme_shows_works_from_the_wheel(installed, demonstrated, tmp_path):
-    where = installed("python", "-c", "import fairpate, student; print(fairpate.__file__, student.__file__)").stdout
-    assert str(ROOT) not in where
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    folder, _, shown = demonstrated
-    for line in re.search(r"```text\n(.*?)```", text, re.DOTALL)[1].splitlines():
+def test_what_the_readme_shows_works_from_the_wheel(installed, shown):
+    folder, printed = shown
+    for line in re.search(r"```text\n(.*?)```", README, re.DOTALL)[1].splitlines():
         name = line.strip().split("  ")[0]
         if not name.endswith("may reject"):  # which method is best differs between runs
-            assert name in shown, f"README shows another demo: {line}"
-    (run,) = folder.glob("runs/demo/runs/fairpate-*")
-    (tmp_path / "predictions.csv").write_text("sex,label,prediction\n" + "f,yes,no\nm,yes,yes\n" * 50, encoding="utf-8")
-    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
-    made = "import numpy as np; X = np.random.default_rng(0).normal(size=(300, 3)); y = (X[:, 0] > 0).astype(int)\n"
-    made += "pool = X_test = X; groups = np.arange(300) % 2\n"
-    commands = [
-        "--version",
-        "new mine",
-        "run --data mine/data.yaml --epsilon 1 --out own",
-        "compare --example quick --set methods=[weighted_votes] --set seeds=[0]",
-        "new compared --example compare-families",
-        "new hospitals --example three-hospitals",
-        "assess predictions.csv --group sex --label label",
-        f"card {run}",
-        "audit own --canaries 300",
-        f"dossier {run} --for egress",
-        f"bundle {run} --out model.zip",
-        "verify model.zip",
-        "ledger total",
-    ]
-    for words in (
-        ("python", "-c", made + program),
-        ("python", "-c", IN_TURN, *commands),
-        ("python", "-c", FEWER_CELLS),
-        ("python", "hospitals/three_hospitals.py", "--out", "three"),  # site key, plan, serve and join
-    ):
-        began_s = time.monotonic()
-        done = installed(*words, cwd=tmp_path)
-        assert done.returncode == 0, (words, done.stderr)
+            assert name in printed["demo"], f"README shows another demo: {line}"
+    began_s = time.monotonic()
+    # Site key, plan, serve and join.
+    done = installed("python", "hospitals/three_hospitals.py", "--out", "three", cwd=folder)
+    assert done.returncode == 0, done.stderr
     assert time.monotonic() - began_s < 300, "docs/sites.md: three hospitals in five minutes"
     together, alone = re.findall(r"([\d.]+)% at", done.stdout)
     assert "at epsilon 0.100" in done.stdout
     # Alone it is less in nearly all draws of the noise, and no test should depend on a draw.
     assert float(together) > 70
     assert 0 <= float(alone) <= 100
-    service = installed(
-        "fairpate", "serve", str(run), "--port", str(port := free_port()), cwd=tmp_path, start=subprocess.Popen
-    )
+    (run,), port = folder.glob("runs/demo/runs/fairpate-*"), free_port()
+    service = installed("fairpate", "serve", run, "--port", str(port), cwd=folder, start=subprocess.Popen)
     try:
         until(lambda: answers(port), timeout_s=120)
-        done = installed("fairpate", "query", f"http://127.0.0.1:{port}", "ask", "0:3", cwd=tmp_path)
+        done = installed("fairpate", "query", f"http://127.0.0.1:{port}", "ask", "0:3", cwd=folder)
         assert done.returncode == 0, done.stderr
     finally:
         service.terminate()

@@ -89,10 +89,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
-from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import linprog
 
 from fairpate.config import Count, FitConfig, NetworkConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
 from fairpate.fairness.rates import joint_table
@@ -343,8 +342,8 @@ def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> Flo
     """Return the coefficients beta1 - beta0 of the linear rule without fairness prices: a ridge regression on features
     and labels."""
     costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
-    factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
-    return cho_solve(factor, features.T @ costs_N)
+    factor = scipy.linalg.cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
+    return scipy.linalg.cho_solve(factor, features.T @ costs_N)
 
 
 class Regression:
@@ -361,8 +360,8 @@ class Regression:
         # What needs no group is solved once: a round multiplies by it.
         self.public = plain_rule(features, cells, ridge=ridge)
         if num_directions is None:
-            factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
-            self.components, self.lift = features, cho_solve(factor, np.eye(features.shape[1]))
+            factor = scipy.linalg.cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
+            self.components, self.lift = features, scipy.linalg.cho_solve(factor, np.eye(features.shape[1]))
         else:
             left, lengths, right = np.linalg.svd(features, full_matrices=False)
             # Shorter lengths are rounding errors, whose directions would be magnified to unit length.
@@ -716,7 +715,9 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     # What a member of a group with one prediction gets is a distribution: it sums to 1.
     total = np.kron(np.eye(num_groups * num_classes), np.ones(num_classes))
     ones = np.ones(num_groups * num_classes)
-    found = linprog(wrong_GCC.ravel(), np.array(rows), np.array(bounds), total, ones, bounds=(0, 1), method="highs")
+    found = scipy.optimize.linprog(
+        wrong_GCC.ravel(), np.array(rows), np.array(bounds), total, ones, bounds=(0, 1), method="highs"
+    )
     if found.status != 0 or found.x is None or found.fun is None:
         raise ValueError(
             f"The solver found no change of predictions by group that keeps the allowed gap ({found.message}); raise "

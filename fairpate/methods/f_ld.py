@@ -58,9 +58,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+import scipy
 from pydantic import Field
-from scipy.linalg import null_space
-from scipy.optimize import LinearConstraint, minimize
 from scipy.special import expit
 
 from fairpate.config import (
@@ -593,15 +592,17 @@ def coefficients(
     signs_N, penalised_D = np.where(labels_N == 1, 1.0, -1.0), np.append(np.ones(size - 1), 0.0)
     covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)
     basis_DK: FloatArray | None = None
-    constraints: list[LinearConstraint] = []
+    constraints: list[scipy.optimize.LinearConstraint] = []
     if config.max_covariance == 0:
         # The last group's covariance is fixed by the others, as all add up to 0.
         # On the null space all covariances are 0, where a solver would keep constraints up to a tolerance.
-        basis_DK = null_space(covariance_GD[:-1])
+        basis_DK = scipy.linalg.null_space(covariance_GD[:-1])
     elif config.max_covariance < math.inf:
         # Of two groups, the covariance of one is the negative of the other's.
         constrained_JD = covariance_GD[:1] if num_groups == 2 else covariance_GD
-        constraints.append(LinearConstraint(constrained_JD, -config.max_covariance, config.max_covariance))
+        constraints.append(
+            scipy.optimize.LinearConstraint(constrained_JD, -config.max_covariance, config.max_covariance)
+        )
 
     def loss(u_K: FloatArray) -> tuple[float, FloatArray]:
         theta_D = u_K if basis_DK is None else basis_DK @ u_K
@@ -613,7 +614,7 @@ def coefficients(
 
     # The problem is convex, so the start changes the number of steps alone; at 0 every covariance is within bounds.
     start_K = np.zeros(size if basis_DK is None else basis_DK.shape[1])
-    found = minimize(
+    found = scipy.optimize.minimize(
         loss, start_K, jac=True, method="SLSQP", constraints=constraints, options={"ftol": 1e-12, "maxiter": 2000}
     )
     if not found.success:

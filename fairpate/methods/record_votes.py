@@ -46,8 +46,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from pydantic import Field
-from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
 
 from fairpate import config as configuration
@@ -734,7 +734,7 @@ def balancing_weights(phi_MW: FloatArray, mean_W: FloatArray, *, ridge: float) -
         value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
         return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
 
-    return softmax(phi_MW @ minimize(objective, np.zeros(len(mean_W)), **_SOLVER).x)
+    return softmax(phi_MW @ scipy.optimize.minimize(objective, np.zeros(len(mean_W)), **_SOLVER).x)
 
 
 def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArray, *, ridge: float) -> FloatArray:
@@ -748,4 +748,4 @@ def matched_rule(phi_MW: FloatArray, moments_CW: FloatArray, weights_M: FloatArr
         slope_CW = (softmax(scores_MC, axis=1) * weights_M[:, None]).T @ phi_MW - moments_CW + ridge * rule_CW
         return float(value), slope_CW.ravel()
 
-    return minimize(objective, np.zeros(moments_CW.size), **_SOLVER).x.reshape(moments_CW.shape)
+    return scipy.optimize.minimize(objective, np.zeros(moments_CW.size), **_SOLVER).x.reshape(moments_CW.shape)

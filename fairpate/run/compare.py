@@ -1,12 +1,13 @@
-"""Compare methods: run the cells of a sweep as Ray tasks that share votes and releases, then report the frontier.
+"""Compare methods: run the cells of a sweep, which share votes and releases, then report the frontier.
 
 A cell is one method with one setting, data set and seed. Cells that differ only in settings of the steps after the
 teachers' vote (mechanism, rule for refusing queries, budget, student) share the votes. Cells that differ only in
 settings of the steps after a release share the release: it is drawn once and charged once. Votes and releases are
 stored under a digest of the settings that determine them, so that the next sweep finds them.
 
-The driver, the process that runs `fairpate compare`, alone writes results and charges releases to the odometer, so
-cells may run on any node with the same data files; models stay in the run directories of the node that trained them.
+Cells are Ray tasks; with ``ray.num_actors`` 0 they run one after the other in this process. The driver, the process
+that runs `fairpate compare`, alone writes results and charges releases to the odometer, so cells may run on any node
+with the same data files; models stay in the run directories of the node that trained them.
 """
 
 import hashlib
@@ -17,9 +18,11 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -171,7 +174,8 @@ def compare(
             if missing:
                 # One Ray serves teachers and cells, whose needs differ.
                 num_gpus = max(sweep.ray.num_gpus, sweep.tasks.num_gpus)
-                with start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus})):
+                cluster = start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus}))
+                with nullcontext() if sweep.ray.num_actors == 0 else cluster:
                     _require_room(sweep, since=time.monotonic())
                     # Before the cells: a cell occupies its CPUs while it waits, and could block teachers.
                     faults = collect_shared_votes(missing, folder, reporter, sweep.ray)
@@ -212,11 +216,43 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
             reporter.consent(question)
 
 
+class _ThisProcess:
+    """The functions of Ray that a comparison calls, for tasks in this process: each runs when its result is read."""
+
+    exceptions = SimpleNamespace(RayError=Exception)
+
+    def remote(self, **_: Any) -> Any:
+        return lambda function: SimpleNamespace(remote=partial(partial, function))
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def wait(self, tasks: Sequence[Any], **_: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        return tasks[:1], []
+
+    def get(self, task: Callable[[], Any], **_: Any) -> Any:
+        threads = torch.get_num_threads()
+        try:
+            return task()
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _ray(sweep: SweepConfig) -> Any:
+    if sweep.ray.num_actors == 0:
+        return _ThisProcess()
+    import ray
+
+    return ray
+
+
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
     """Return whether a node of the Ray cluster is large enough for a cell of ``sweep`` (a method with its settings, a
     data set and a seed). PoolError if there is no such node ``ray.wait_for_nodes_s`` seconds after ``since``, a time of
     ``time.monotonic``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
+    if sweep.ray.num_actors == 0:
+        return True
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
         raise PoolError(
@@ -301,8 +337,7 @@ def collect_shared_releases(
     deleted, the next comparison draws and charges another one. After an error the next release is tried. Return a
     mapping from the path of each release's file that could not be written to its error message.
     """
-    import ray
-
+    ray = _ray(sweep)
     cell_of = {shared_file(cell, folder): cell for cell in cells if isinstance(cell.config, ReleasingMethod)}
     if not cell_of:
         return {}
@@ -366,7 +401,9 @@ class CellTimeoutError(RuntimeError):
 
 def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> Any:
     """Return what ``work(*arguments)`` returns; after ``tasks.max_minutes`` it is interrupted by a CellTimeoutError.
-    Must be called in the main thread of a Ray worker."""
+    A limit needs the main thread of this process."""
+    if tasks.max_minutes is None:
+        return work(*arguments)
 
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(
@@ -376,12 +413,11 @@ def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> A
 
     # A signal rather than a thread: it also interrupts a loop that never waits.
     signal.signal(signal.SIGALRM, interrupt)
-    # 0 sets no timer.
-    signal.setitimer(signal.ITIMER_REAL, 60 * (tasks.max_minutes or 0))
+    signal.setitimer(signal.ITIMER_REAL, 60 * tasks.max_minutes)
     try:
         return work(*arguments)
     finally:
-        # Ray uses the worker again, and the next cell has a time of its own.
+        # The process is used again, and the next cell has a time of its own.
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -395,17 +431,15 @@ def run_cells(
     *,
     compute: Compute,
 ) -> None:
-    """Run the ``missing`` cells (each a method with its settings, a data set and a seed) as tasks on Ray, which has
-    been started. Each result is written and charged as soon as it arrives.
+    """Run the ``missing`` cells (each a method with its settings, a data set and a seed) as tasks, on Ray if it was
+    started. Each result is written and charged as soon as it arrives.
 
     ``faults`` maps the path of each shared file that could not be made to an error message; the cells that need this
     file fail without being run. The tables of all ``cells`` are written from time to time, so that few results have to
     be read from the files of single cells if this process is killed. Cells are submitted before there is room for them,
     so that an autoscaler sees the demand. ``compute`` trains and measures one cell. PoolError as in :func:`compare`.
     """
-    import ray
-
-    tasks = sweep.tasks
+    ray, tasks = _ray(sweep), sweep.tasks
     reserve = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=tasks.max_retries)
     remote: Any = reserve(_in_time)
     pending: dict[Any, Cell] = {}

@@ -82,6 +82,21 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(tmp_path: Path) -> 
     assert not list(mended.folder.failed.iterdir())
 
 
+def test_without_actors_cells_run_in_this_process(tmp_path: Path) -> None:
+    began: list[Path] = []
+
+    def here(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+        began.append(out)
+        return counted(cell, out, votes, torch_threads)
+
+    (tmp_path / "private" / "parts").mkdir(parents=True)
+    (tmp_path / "trouble").touch()
+    comparison = run(tmp_path, here, ray={"num_actors": 0})
+    assert len(began) == 3
+    assert [row.status for row in comparison.rows] == ["ok", "failed", "ok"]
+    assert comparison.failed[0].error == "ValueError: epsilon 2 is not for us"
+
+
 def hanging(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
     if cell.config.target.epsilon == 2:
         time.sleep(600)
