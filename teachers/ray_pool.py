@@ -257,8 +257,9 @@ class RayPool(BlockPool):
     """A bounded pool of Ray actors that train teachers or count votes; use it as a context manager inside
     :func:`teachers.ray_pool.start_ray`.
 
-    Work starts as soon as one actor is ready; the others join when resources are free. ``stall_timeout_s`` limits the
-    time in which no item is finished. PoolError if the cluster is too small and does not grow.
+    Actors start with the first item, so that none does where every block is stored. Work starts as soon as one actor is
+    ready; the others join when resources are free. ``stall_timeout_s`` limits the time in which no item is finished.
+    PoolError if the cluster is too small and does not grow.
     """
 
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
@@ -266,6 +267,7 @@ class RayPool(BlockPool):
         self._stall_timeout_s = stall_timeout_s
         super().__init__("cuda" if config.num_gpus else "cpu")
         self._num_actors = number_of_actors(config)
+        self._actor_class: Any = None  # outside the block
         self._starting: dict[Any, Any] = {}  # by the reference that settles when the actor is ready
         self._ready: list[Any] = []
         self._failed_starts = 0
@@ -280,9 +282,7 @@ class RayPool(BlockPool):
     def __enter__(self) -> RayPool:
         import ray
 
-        self._actor_class: Any = ray.remote(num_cpus=self._config.num_cpus, num_gpus=self._config.num_gpus)(Worker)
-        for _ in range(self._num_actors):
-            self._start_actor()
+        self._actor_class = ray.remote(num_cpus=self._config.num_cpus, num_gpus=self._config.num_gpus)(Worker)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -290,7 +290,7 @@ class RayPool(BlockPool):
 
         for actor in [*self._ready, *self._starting.values()]:
             ray.kill(actor)
-        self._ready, self._starting = [], {}
+        self._actor_class, self._ready, self._starting = None, [], {}
 
     def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Apply ``function(shared, item, device)`` to the items on the actors; yield pairs as :meth:`BlockPool.run`
@@ -300,12 +300,15 @@ class RayPool(BlockPool):
         """
         import ray
 
-        if not self._ready and not self._starting:
+        if self._actor_class is None:
             raise PoolError("The pool is closed; use it inside the block of `with RayPool(config) as pool`.")
         # Put once: as a plain argument the shared value would travel with every item.
         reference = ray.put(shared)
         fresh = (_Task(position=position, item=item) for position, item in enumerate(items))
         waiting = deque(itertools.islice(fresh, 1))
+        if waiting and not self._ready and not self._starting:
+            for _ in range(self._num_actors):
+                self._start_actor()
         pending: dict[Any, tuple[Any, _Task]] = {}
         while waiting or pending:
             try:

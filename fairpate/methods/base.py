@@ -973,8 +973,13 @@ def _fields(annotation: Any) -> Mapping[str, Any]:
     # A section that may be null is a union, and one of its parts the section.
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
-            return {name: field.annotation for name, field in part.model_fields.items()}
+            return _fields_of_section(part)
     return {}
+
+
+@cache  # a sweep asks a hundred thousand times
+def _fields_of_section(section: type[BaseModel]) -> Mapping[str, Any]:
+    return {name: field.annotation for name, field in section.model_fields.items()}
 
 
 FITTED = "residual_votes"

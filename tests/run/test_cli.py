@@ -331,25 +331,6 @@ def test_a_signal_ends_a_command_in_one_line_and_its_exit_code(fairpate, monkeyp
     assert "the same command resumes" in errors
 
 
-@pytest.mark.slow
-def test_sigterm_while_teachers_train_leaves_no_stack_and_the_run_goes_on(fairpate, small_overrides, tmp_path):
-    # Of which epochs a second remains after the first line, and not more when the run goes on.
-    command = ["run", "--out", "run", *(f"--set={word}" for word in [*small_overrides, "teachers.fit.epochs=40"])]
-    process = [sys.executable, "-m", "fairpate", *command]
-    started = subprocess.Popen(process, cwd=tmp_path, stderr=subprocess.PIPE, text=True)  # noqa: S603
-    said = ""
-    while "teachers     started" not in said:
-        said += started.stderr.readline()
-    started.terminate()
-    rest = started.communicate(timeout=60)[1]
-    assert started.returncode == 143
-    assert rest.splitlines()[-1].startswith("error Interrupted")
-    assert "***" not in rest
-    code, output, errors = fairpate(*command)
-    assert code == 0, errors
-    assert str(Path("run/public/report.html")) in output
-
-
 OF_A_MODULE = re.compile(r"\w+(\.\w+)*:[A-Z]")  # a method of a module that is not here
 
 

@@ -190,7 +190,8 @@ def test_pictures_are_read_as_bytes_and_a_second_command_writes_nothing_anew(fai
 
 @pytest.mark.slow
 def test_pictures_go_through_the_embedding_inside_the_graph(fairpate, visits, tmp_path):
-    run(fairpate, visits, tmp_path / "run", "data.embedding={}", data="color_digits")
+    # With the positions in a graph of neighbours too: tests/student/test_portable.py.
+    run(fairpate, visits, tmp_path / "run", "data.embedding={graph_share: 0}", data="color_digits")
     held_out = load_data(DataConfig(name="color_digits")).test.x
     session = onnxruntime.InferenceSession((tmp_path / "run/public/model.onnx").read_bytes())
     (found,) = session.run(["probabilities"], {"records": held_out.numpy()})

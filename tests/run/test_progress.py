@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -177,32 +176,6 @@ def test_a_dumb_terminal_gets_the_lines_of_a_log():
     shown = drawn(STAGE, TERM="dumb")
     assert "\x1b" not in shown
     assert "teachers     started" in shown
-
-
-@pytest.mark.slow
-def test_control_c_while_teachers_train_is_one_line_and_130_and_nothing_is_lost(fairpate, small_overrides, tmp_path):
-    command = ["run", "--out", "run", *(f"--set={word}" for word in [*small_overrides, "teachers.fit.epochs=3000"])]
-    with subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "fairpate", *command],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # A script's background jobs ignore SIGINT, and so would every process that they start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        for line in process.stderr:
-            if line.startswith(b"teachers     started"):
-                break
-        process.send_signal(signal.SIGINT)
-        try:
-            output, errors = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert (process.returncode, output) == (130, b"")
-    assert errors.decode().splitlines() == [
-        "error Interrupted; finished stages are kept, and the same command resumes from them."
-    ]
-    assert (tmp_path / "run/config.yaml").is_file()
 
 
 def test_an_interrupt_is_a_document_for_a_program(fairpate, monkeypatch):
