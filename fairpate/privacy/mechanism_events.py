@@ -509,11 +509,17 @@ def joint_multiplier(*multipliers: float) -> float:
 def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
     if not event.gradient_noise_multiplier or not event.laplace_scale:
         return np.full(len(orders_A), math.inf)
+    return event.count * _step_rdp(replace(event, count=1, unit="record"), tuple(orders_A.tolist()))
+
+
+# A calibration tries many noises, and each training on as many records calibrates anew.
+@lru_cache(maxsize=1024)
+def _step_rdp(step: PoissonGaussianLaplaces, orders: tuple[float, ...]) -> FloatArray:
     # One sample serves both sums: their moments multiply first and are amplified once.
-    gaussian = accountant.gaussian_log_moments(event.gradient_noise_multiplier)
-    laplace = accountant.laplace_log_moments(event.laplace_scale)
-    return event.count * accountant.poisson_rdp(
-        lambda k_K: gaussian(k_K) + laplace(k_K), sampling_rate=event.sampling_rate, orders_A=orders_A
+    gaussian = accountant.gaussian_log_moments(step.gradient_noise_multiplier)
+    laplace = accountant.laplace_log_moments(step.laplace_scale)
+    return accountant.poisson_rdp(
+        lambda k_K: gaussian(k_K) + laplace(k_K), sampling_rate=step.sampling_rate, orders_A=orders
     )
 
 
