@@ -41,8 +41,8 @@ def _temporary() -> Path:
 _WITHOUT_GRAPHS = str(Path(__file__).with_name("without_graphs"))
 _TEMPORARY = _temporary()
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TEMPORARY))  # where tmp_path is
-tempfile.tempdir = str(_TEMPORARY)  # where models without a folder of their own are trained
-_STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-", dir=_TEMPORARY)
+tempfile.tempdir = str(_TEMPORARY)  # where an estimator writes while it trains; Ray and other processes keep their own
+_STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-")
 os.environ["FAIRPATE_STATE"] = _STATE.name  # before Ray starts: its workers inherit it
 
 
@@ -350,7 +350,7 @@ def _postgres() -> Iterator[Any]:
     if programs() is None:
         pytest.skip("PostgreSQL is not installed")
     # Not below pytest's own folder, which another user may not enter.
-    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-", dir=_TEMPORARY) as folder:
+    with tempfile.TemporaryDirectory(prefix="fairpate-postgres-") as folder:
         Path(folder).chmod(0o755)
         with Server(Path(folder) / "server") as server:
             yield server

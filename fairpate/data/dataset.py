@@ -521,9 +521,10 @@ def counted(units: Iterable[str]) -> Names:
     names, seen = Names(units), Counter[str]()
     name_of = {}
     # Only names that repeat are numbered: most files have none, and unpacking names is slow.
-    for row in names.repeated().tolist():
-        seen[names[row]] += 1
-        name_of[row] = f"{names[row]}-{seen[names[row]]}"
+    repeated = names.repeated()
+    for row, name in zip(repeated.tolist(), names.take(repeated), strict=True):
+        seen[name] += 1
+        name_of[row] = f"{name}-{seen[name]}"
     return Names(name_of.get(row, name) for row, name in enumerate(names)) if name_of else names
 
 

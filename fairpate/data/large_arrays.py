@@ -262,14 +262,10 @@ class Names(Sequence[str]):
             return np.zeros(0, dtype=np.int64)
         order = np.argsort(codes, kind="stable")
         alike = np.flatnonzero(np.diff(codes[order]) == 0)
-        seen: set[str] = set()
-        again = []
+        candidates = np.unique(np.concatenate([order[alike], order[alike + 1]]))
         # Equal codes may be a collision of hashes: the names decide.
-        for row in np.unique(np.concatenate([order[alike], order[alike + 1]])).tolist():
-            if self[row] in seen:
-                again.append(row)
-            seen.add(self[row])
-        return np.array(again, dtype=np.int64)
+        first = np.unique(self.take(candidates).numbered(), return_index=True)[1]
+        return np.delete(candidates, first)
 
     def numbered(self) -> IntArray:
         """Return an integer for each name: distinct names are counted from 0 in the order of first appearance."""

@@ -501,25 +501,20 @@ def joint_multiplier(*multipliers: float) -> float:
 
 @event_rdp.register
 def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
-    scales = (event.gradient_noise_multiplier, event.laplace_scale)
-    return event.count * _poisson_gaussian_laplace_rdp(*scales, event.sampling_rate, tuple(orders_A.tolist()))
+    if not event.gradient_noise_multiplier or not event.laplace_scale:
+        return np.full(len(orders_A), math.inf)
+    return event.count * _step_rdp(replace(event, count=1, unit="record"), tuple(orders_A.tolist()))
 
 
-# As with Gaussian sums, a run's noise is priced again and again, each time with another count.
+# A calibration tries many noises, and each training on as many records calibrates anew.
 @lru_cache(maxsize=1024)
-def _poisson_gaussian_laplace_rdp(
-    noise_multiplier: float, laplace_scale: float, sampling_rate: float, orders: tuple[float, ...]
-) -> FloatArray:
-    if not noise_multiplier or not laplace_scale:
-        return np.full(len(orders), math.inf)
+def _step_rdp(step: PoissonGaussianLaplaces, orders: tuple[float, ...]) -> FloatArray:
     # One sample serves both sums: their moments multiply first and are amplified once.
-    gaussian = accountant.gaussian_log_moments(noise_multiplier)
-    laplace = accountant.laplace_log_moments(laplace_scale)
-    rdp_A = accountant.poisson_rdp(
-        lambda k_K: gaussian(k_K) + laplace(k_K), sampling_rate=sampling_rate, orders_A=orders
+    gaussian = accountant.gaussian_log_moments(step.gradient_noise_multiplier)
+    laplace = accountant.laplace_log_moments(step.laplace_scale)
+    return accountant.poisson_rdp(
+        lambda k_K: gaussian(k_K) + laplace(k_K), sampling_rate=step.sampling_rate, orders_A=orders
     )
-    rdp_A.setflags(write=False)  # every caller gets the same array
-    return rdp_A
 
 
 @event_rdp.register

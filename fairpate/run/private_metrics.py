@@ -477,11 +477,11 @@ def _ratios(shares: _Shares) -> _Shares:
     return _Shares(ratio, ratio * np.exp(-down), ratio * np.exp(up))
 
 
-def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev: float) -> float:
+def _low_of_largest(alone: _Shares, ends: Callable[..., _Shares], table_GYC: FloatArray, stddev: float) -> float:
     """Return the lower end of the interval of the largest of all differences between groups, at least 0.
 
-    ``ends(z, table)`` returns every difference with the ends of its interval at z standard deviations; with
-    ``has_ends=False`` it returns the differences alone.
+    ``alone`` holds every difference with the ends of its own interval. ``ends(z, table)`` returns them with ends at z
+    standard deviations; with ``has_ends=False`` it returns the differences alone.
 
     The interval may miss the true value with probability 1 - ``LEVEL``. Its upper end is the largest upper end of all
     differences. It misses with half of that probability if one difference is far above all others, and hardly ever if
@@ -492,7 +492,6 @@ def _low_of_largest(ends: Callable[..., _Shares], table_GYC: FloatArray, stddev:
     them.
     """
     z = _deviations()
-    alone = ends(z, table_GYC)
     is_known = ~np.isnan(alone.value_EG)
     value_K, largest = alone.value_EG[is_known], float(np.nanmax(alone.value_EG))
     if largest <= 0 or len(value_K) == 1:
@@ -617,8 +616,11 @@ def gap_of(
                 return _Shares(value, value, value)
             ratio, least, most = _ratios(own)
             return _Shares(1 - ratio + itself_GG, 1 - most, 1 - least + itself_GG)
+        # Without ends, the share alone: it is given three times.
+        kept = slice(3 if has_ends else 1)
         if metric.compare is rates.pairwise:
-            first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
+            first = [each[..., :, None] + itself_GG for each in own[kept]]
+            other = [each[..., None, :] for each in own[kept]]
         else:
             first, other = list(own), list(shares_of(rest=True))
         value = low = high = first[0] - other[0]
@@ -641,7 +643,7 @@ def gap_of(
     shares = _Shares.of_counts(found, cells, stddev, z=_deviations())
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
-    low = _low_of_largest(ends, table_GYC, stddev)
+    low = _low_of_largest(alone, ends, table_GYC, stddev)
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
     high = np.nanmax(alone.high_EG)
     largest = max(0.0, float(np.nanmax(value)))

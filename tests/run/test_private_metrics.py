@@ -513,13 +513,12 @@ def truths(joint_GYC: Any) -> dict[str, float]:
 
 @cache
 def replicated(name: str, size: int, noise: float, count: int) -> list[Evaluation]:
-    """Evaluations of ``count`` samples of a population, each with its own noise."""
+    """Evaluations of ``count`` samples of a population, each with its own noise; margins from 250 simulated errors."""
     draws, joint_GYC = np.random.default_rng(100), POPULATIONS[name]
-    found = []
-    for _ in range(count):
-        counts_GYC = draws.multinomial(size, joint_GYC.ravel()).reshape(joint_GYC.shape)
-        found.append(evaluated(released(counts_GYC, noise, draws)))
-    return found
+    samples = draws.multinomial(size, joint_GYC.ravel(), size=count).reshape(count, *joint_GYC.shape)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(private_metrics, "_DRAWS", 250)
+        return [evaluated(released(counts_GYC, noise, draws)) for counts_GYC in samples]
 
 
 @pytest.mark.parametrize(
