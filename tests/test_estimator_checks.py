@@ -22,7 +22,6 @@ FEW_STEPS: dict[str, Any] = {
     "student": {"fit": {"epochs": 8}},
     "aggregator": {"num_queries": 20},
     "sgd": {"learning_rate": 0.05, "epochs": 5},
-    "randomised_response": {"num_rounds": 10},
     "f_ld": {"warmup_epochs": 1, "epochs": 2},
     "pf_ld": {"warmup_epochs": 1, "epochs": 2},
     "dp_postprocessing": {"min_share": 1e-9},
