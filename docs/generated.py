@@ -53,7 +53,7 @@ def navigation(index: str) -> str:
 
 def _contents(part: str) -> str:
     pages = "\n".join(_LINK.findall(part))
-    return f"```{{toctree}}\n:hidden:\n:caption: {part.splitlines()[0]}\n\n{pages}\n```\n"
+    return f"```{{toctree}}\n:hidden:\n:maxdepth: 1\n:caption: {part.splitlines()[0]}\n\n{pages}\n```\n"
 
 
 _NOTION_IN = {
