@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import generated
 
-gc.disable()  # doctrees stay: looking through them again and again is a sixth of a build
+gc.disable()  # doctrees stay: looking through them again and again would be a seventh of a build
 
 project = "FairPATE"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
