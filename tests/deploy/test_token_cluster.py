@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,8 @@ import httpx
 import pytest
 import yaml
 from object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, object_store
+
+from fairpate.cli import main
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -45,11 +46,11 @@ class Cluster:
     dashboard: str
     environment: dict[str, str]
 
-    def run(self, program: str, *arguments: str, **changes: str | None) -> subprocess.CompletedProcess[str]:
-        """One command, with some variables of the environment changed or taken away."""
-        environment = {name: value for name, value in {**self.environment, **changes}.items() if value is not None}
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / program), *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)  # noqa: S603
+        return subprocess.run(  # noqa: S603
+            command, env=self.environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
 
     def get(self, path: str) -> httpx.Response:
         """What the dashboard answers to somebody with the token."""
@@ -153,15 +154,23 @@ def test_nothing_is_told_to_others_and_nothing_is_run(cluster: Cluster, tmp_path
         assert cluster.get(path).status_code == 200
 
 
-def test_a_driver_without_the_token_is_told_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
-    """Two at once, as each waits for the cluster: one knows nothing of tokens, the other has none."""
-
-    def asked(mode: str | None) -> subprocess.CompletedProcess[str]:
-        stranger = {"HOME": str(tmp_path), "RAY_AUTH_MODE": mode, "RAY_ADDRESS": cluster.head}
-        return cluster.run("fairpate", "run", "--out", str(tmp_path / f"run-{mode}"), **stranger)
-
-    with ThreadPoolExecutor(2) as both:
-        for run in both.map(asked, (None, "token")):
-            assert run.returncode == 1
-            assert f"error RAY_ADDRESS={cluster.head}: no cluster answers; start it, or" in run.stderr
-            assert "Traceback" not in run.stderr
+@pytest.mark.parametrize("mode", [None, "token"], ids=["knows nothing of tokens", "has no token"])
+def test_a_driver_without_the_token_is_told_what_to_do(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mode: str | None,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fairpate", "run", "--out", str(tmp_path / "run")])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", cluster.head)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert f"error RAY_ADDRESS={cluster.head}: no cluster answers; start it, or" in said
+    assert "Traceback" not in said
