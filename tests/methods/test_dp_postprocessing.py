@@ -19,7 +19,6 @@ from sklearn.base import BaseEstimator
 from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.fairness.rates import eo_lowy, joint_table
-from fairpate.methods import dp_fair_learning
 from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, Postprocessing, fair_mixing, released_counts
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -269,6 +268,6 @@ def test_what_has_no_solution_or_no_meaning_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="labels_N to be codes from 0 to 1"):
         released_counts([0, 1], [0, 2], [0, 1], epsilon=1.0, source=SeededSource(0), num_groups=2)
     failed = OptimizeResult(status=7, x=None, fun=None, message="no luck")
-    monkeypatch.setattr(dp_fair_learning, "linprog", lambda *_, **__: failed)
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: failed)
     with pytest.raises(ValueError, match="no luck"):
         fair_mixing(COUNTS_GYC, config(), epsilon=math.inf)
