@@ -174,8 +174,7 @@ class Sampler:
             if self.seed is not None:
                 # Seven bytes, since torch takes seeds of 63 bits.
                 digest = hashlib.blake2b(f"{self.seed} {block} {query}".encode(), digest_size=7).digest()
-                # Gaps beyond the one sample would be lost.
-                batches = PoissonBatches(size, self.rate, SeededRandomness(int.from_bytes(digest)), at_once=64)
+                batches = PoissonBatches(size, self.rate, SeededRandomness(int.from_bytes(digest)))
             else:
                 # Kept from query to query: coins drawn beyond one sample are the start of the next.
                 if (block, size) not in self._batches:

@@ -251,16 +251,14 @@ class PoissonBatches:
     """Draws Poisson samples: every record enters each batch independently with probability ``sampling_rate``.
 
     A batch may be empty. For speed, no number is drawn for a record that is left out: the gaps between sampled records
-    are drawn, which follow a geometric distribution, ``at_once`` of them or more.
+    are drawn, which follow a geometric distribution.
     """
 
-    def __init__(
-        self, num_records: int, sampling_rate: float, randomness: PrivateRandomness, *, at_once: int = _DRAWN_AT_ONCE
-    ) -> None:
+    def __init__(self, num_records: int, sampling_rate: float, randomness: PrivateRandomness) -> None:
         self._num_records, self._randomness = num_records, randomness
         # With rate 1 every gap is ln u / -inf, rounded down to 0: every record is in every batch.
         self._log_tails = math.log1p(-sampling_rate) if sampling_rate < 1 else -math.inf
-        self._gaps_at_once = max(at_once, round(num_records * sampling_rate))
+        self._gaps_at_once = max(_DRAWN_AT_ONCE, round(num_records * sampling_rate))
         self._heads = torch.empty(0, dtype=torch.int64)
         self._num_decided = 0
 
