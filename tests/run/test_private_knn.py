@@ -260,11 +260,7 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
     tmp_path: Path,
     ray_session: Any,
 ) -> None:
-    settings = config(
-        tmp_path / "run",
-        "noise=os_entropy",
-        "aggregator.budget={max_queries: 93}",
-    )
+    settings = config(tmp_path / "run", "noise=os_entropy", "aggregator.budget={max_queries: 93}")
     done = run(settings)
     assert read_statement(done).events[0]["count"] == 90
     backend = open_backend(done.root, settings.model_copy(update={"ray": RayConfig(num_actors=num_actors)}))

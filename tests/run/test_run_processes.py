@@ -19,7 +19,7 @@ from student.student import load_student
 
 DIVIDED = """
 import json, os, sys
-import fairpate.run.run
+import fairpate.run.run, sklearn.linear_model, teachers.ray_pool, teachers.teacher
 from fairpate.cli import main
 
 for line in sys.stdin:
