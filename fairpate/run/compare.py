@@ -222,6 +222,7 @@ class _ThisProcess:
     exceptions = SimpleNamespace(RayError=Exception)
 
     def remote(self, **_: Any) -> Any:
+        # A task is its function with its arguments, which nobody has called.
         return lambda function: SimpleNamespace(remote=partial(partial, function))
 
     def put(self, value: Any) -> Any:
