@@ -290,11 +290,15 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
             return call(embedding, x, **given)
         return remembered("coordinates", (id(embedding), *digest(x)), lambda: call(embedding, x), embedding).clone()
 
-    def axes_of(components: Any, table: Any, count: int) -> Any:
+    def axes_of(fit: Any, pca: Any, table: Any) -> Any:
         """All axes at once, of which most pools are asked for several numbers."""
+        if pca.svd_solver != "covariance_eigh":
+            return fit(pca, table)
         place = (str(table.dtype), *digest(torch.from_numpy(table)))
-        variances, axes = remembered("axes", place, lambda: components(table, min(table.shape)))
-        return variances[:count], axes[:, :count]
+        whole = remembered("axes", place, lambda: fit(type(pca)(svd_solver=pca.svd_solver), table))
+        pca.components_ = whole.components_[: pca.n_components]
+        pca.explained_variance_ = whole.explained_variance_[: pca.n_components]
+        return pca
 
     return load_once, divide_once, embedding_of, coordinates, axes_of
 
@@ -304,7 +308,9 @@ def _data_are_made_once(
     request: pytest.FixtureRequest, _remembered_data: tuple[Callable[..., Any], ...]
 ) -> Iterator[None]:
     """Most runs read the same digits: a third of their time went into colouring, dividing and embedding them."""
-    from fairpate.data import embedding, registry
+    from sklearn.decomposition import PCA
+
+    from fairpate.data import registry
     from fairpate.data.embedding import Components, Embedding
 
     if request.path.parent.name == "data":  # tests of these themselves
@@ -321,7 +327,7 @@ def _data_are_made_once(
         for kind in (Components, Embedding):
             patched.setattr(kind, "of", partial(embedding_of, kind.of))
             patched.setattr(kind, "__call__", partialmethod(partial(coordinates, kind.__call__)))
-        patched.setattr(embedding, "principal_components", partial(axes_of, embedding.principal_components))
+        patched.setattr(PCA, "fit", partialmethod(partial(axes_of, PCA.fit)))
         yield
     object.__setattr__(published, "load", load)
 
