@@ -36,7 +36,7 @@ from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Optio
 from fairpate.data.tables import Floats, even_records
 from fairpate.files import arrays_digest, write_atomically
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
-from fairpate.types import DataError, DataSettingsError, IntArray, RealArray, functional, in_blocks, sklearn, torch
+from fairpate.types import DataError, DataSettingsError, IntArray, functional, in_blocks, sklearn, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,21 +195,6 @@ _GRAPH_COMPONENTS = 60
 _STEPS, _SIDE = 10, 16  # quantiles of a column, and pixels of a side of a shrunk picture
 
 
-def principal_components(x_MF: RealArray, count: int) -> tuple[RealArray, RealArray]:
-    """Return the ``count`` largest variances of ``x_MF`` along its principal components, and these components as
-    columns, each with a positive largest coordinate.
-
-    As scikit-learn's PCA computes them from the covariance, which needs no random start. Importing it would take as
-    long as training a small model.
-    """
-    mean_F, count_M = x_MF.mean(axis=0), len(x_MF)
-    covariance_FF = (x_MF.T @ x_MF - count_M * mean_F[:, None] * mean_F) / (count_M - 1)
-    variance_F, vectors_FF = np.linalg.eigh(covariance_FF)  # in ascending order
-    variance_E, vectors_FE = variance_F[::-1][:count], vectors_FF[:, ::-1][:, :count]
-    largest_E = np.take_along_axis(vectors_FE, np.abs(vectors_FE).argmax(axis=0)[None], axis=0)
-    return variance_E.clip(min=0), vectors_FE * np.sign(largest_E)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Components:
     """Principal components of public records, computed from these features:
@@ -267,10 +252,10 @@ class Components:
         plain_MF = torch.cat([_plain(part, config, side, column_K, thresholds_K) for part in parts])
         mean_F, spread_F = plain_MF.mean(dim=0), plain_MF.std(dim=0, correction=0)
         root_F = torch.where(spread_F > 0, spread_F, 1.0).sqrt() if is_table else torch.ones_like(spread_F)
-        variance_E, vectors_FE = principal_components(
-            ((plain_MF - mean_F) / root_F).numpy(), min(config.num_components, *plain_MF.shape)
-        )
-        spread_E = torch.from_numpy(variance_E).double().sqrt()
+        # Solved by the covariance, which needs no random start.
+        pca = sklearn.decomposition.PCA(min(config.num_components, *plain_MF.shape), svd_solver="covariance_eigh")
+        pca.fit(((plain_MF - mean_F) / root_F).numpy())
+        spread_E = torch.from_numpy(pca.explained_variance_).double().sqrt()
         kept_E = spread_E > _LEAST_SPREAD * spread_E.max()
         # Factors of 21 and of `digits` binary digits: their product, summed over all columns, fits into a float64.
         digits = min(20, _EXACT_DIGITS - 21 - plain_MF.shape[1].bit_length())
@@ -283,7 +268,7 @@ class Components:
             thresholds_K=thresholds_K,
             mean_F=mean_F,
             root_F=root_F,
-            whole_FE=(torch.from_numpy(vectors_FE).double()[:, kept_E] * 2.0**digits).round(),
+            whole_FE=(torch.from_numpy(pca.components_.T).double()[:, kept_E] * 2.0**digits).round(),
             unit_E=unit / (torch.ones(int(kept_E.sum()), dtype=torch.float64) * scale_E),
         )
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
-from sklearn.decomposition import PCA
 
 import fairpate.data.embedding
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import load_data
 from fairpate.data.dataset import DataError
-from fairpate.data.embedding import Components, Embedding, embedded, principal_components
+from fairpate.data.embedding import Components, Embedding, embedded
 
 
 def table(rows: int = 400, seed: int = 0) -> torch.Tensor:
@@ -43,15 +41,6 @@ def test_columns_of_many_values_are_compared_with_public_quantiles():
     rare = table()[:, 2]
     assert components.thresholds_K[4] == rare[rare > 0].min()
     assert Components.of(table(), EmbeddingConfig(), plain=True).column_K.tolist() == []
-
-
-@pytest.mark.parametrize("rows", [400, 3])
-def test_principal_components_are_those_of_scikit_learn_bit_for_bit(rows):
-    records = np.random.default_rng(0).normal(size=(rows, 6)).astype(np.float32) + 1
-    oracle = PCA(3, svd_solver="covariance_eigh").fit(records)
-    variances, components = principal_components(records, 3)
-    assert (variances == oracle.explained_variance_).all()
-    assert (components == oracle.components_.T).all()
 
 
 @pytest.mark.usefixtures("few_quantiles")
