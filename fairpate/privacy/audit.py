@@ -87,10 +87,7 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     # The theorem's term in delta: 2 M delta times the largest P[correct - i <= right < correct] / i.
     # Ten standard deviations below the mean no mass is left to add, and the quotient only falls.
     lowest = max(0, math.floor(min(correct, count * right) - 10 * math.sqrt(count * right * (1 - right)) - 10))
-    fewer, gammaln = np.arange(correct - 1, lowest - 1, -1), scipy.special.gammaln
-    log_choices = gammaln(count + 1) - gammaln(fewer + 1) - gammaln(count - fewer + 1)
-    # Not by scipy.stats, whose checks take longer than the sum: a bound takes hundreds of sums.
-    below = np.cumsum(np.exp(log_choices - count * math.log1p(math.exp(-epsilon)) - (count - fewer) * epsilon))
+    below = np.cumsum(scipy.stats.binom.pmf(np.arange(correct - 1, lowest - 1, -1), count, right))
     slope = float(np.max(below / np.arange(1, correct - lowest + 1)))
     return min(1.0, at_least + 2 * guesses.num_canaries * delta * slope)
 
