@@ -20,6 +20,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -179,8 +180,11 @@ class Graph:
         lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
         whole_ND = (scaled_ND * (_LARGEST_NORM / lengths_N1.clamp(min=1e-30)).clamp(max=1.0)).round().float()
         # An exported graph holds the pool as a constant: in 16 bits, which whole numbers up to 2^11 fit.
-        others_VDM = torch.from_numpy(self.nearness.others_VKD).short().mT.float()
-        near_NM = (whole_ND @ others_VDM - torch.from_numpy(self.nearness.half_squares_VK)[:, None]).amax(dim=0)
+        nearness = [
+            whole_ND @ torch.from_numpy(others_KD).short().T.float() - torch.from_numpy(half_K)
+            for others_KD, half_K in zip(self.nearness.others_VKD, self.nearness.half_squares_VK, strict=True)
+        ]
+        near_NM = reduce(torch.maximum, nearness)
         near = near_NM.topk(min(_VOTING_NEIGHBOURS, near_NM.shape[1]), dim=1).indices
         return torch.from_numpy(self.coordinates_ME)[near].mean(dim=1)
 
