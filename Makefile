@@ -11,19 +11,16 @@ demo: .venv/.installed ## install, then compare private methods on an embedded t
 
 # Upgraded at once: a newer pip reads a package index in half the time.
 VENV := $(PYTHON) -m venv --upgrade-deps .venv
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
-# As pip would, but on every core, and without what nobody imports here, a third of it.
-UNUSED := tests?|testing|pip|mypyc?|debugpy|networkx|fontTools|graphql|jedi|rllib|llm|tune|train|transformers|_inductor|orm|dialects
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/($(UNUSED))/' .venv/lib >/dev/null || true
+# Not compiled: of four files one is ever imported, and is compiled then. Less quiet, setuptools would warn of all editable installs.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 
 # Three workers on two cores: a fourth would collect all tests once more, and few of these wait for anything.
 test: .venv/.installed-dev ## install, then run every test but the slow campaigns, three files at a time
 	$(PYTEST) 3 -m "not slow"
 
-# Four: slow tests wait for browsers, services and clusters.
 test-all: .venv/.installed-dev ## the same with the campaigns
-	$(PYTEST) 4
+	$(PYTEST) 3
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -45,12 +42,10 @@ clean:
 .venv/.installed: pyproject.toml constraints.txt
 	$(VENV)
 	$(PIP) --editable .
-	$(COMPILE)
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml constraints.txt
 	$(VENV)
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps axe-playwright-python  # for the axe.min.js in it: the browser driver that it asks for is 53 MB
-	$(COMPILE)
 	@touch .venv/.installed $@

@@ -414,8 +414,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files that ask for Ray share one worker, or two with the campaigns, and the cluster's one: another Ray would idle
-    and fill memory."""
+    """Files that ask for Ray share one worker, and the cluster's one: another Ray would idle and fill memory."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -424,9 +423,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             if _says(config.rootpath / file, "ray_session"):
-                # With the campaigns one worker would take longer than all others: runs are two thirds of it.
-                has_campaigns = config.getoption("markexpr") != "not slow"
-                return "runs on ray" if has_campaigns and file.startswith("tests/run/") else "ray"
+                return "ray"
             # What takes seconds to import is imported once.
             if _says(config.rootpath / file, "resnet18"):
                 return "torchvision"

@@ -3,13 +3,22 @@ packages are missing (`with_graphs` of tests/conftest.py writes it). They do not
 missing: pyarrow would import it for the first value that it converts, half a processor second."""
 
 import sys
+from importlib.machinery import ModuleSpec
 
 
 class WithoutPandas:
     @staticmethod
     def find_spec(name, *_):
-        if name == "pandas":
-            raise ModuleNotFoundError(name=name)
+        # Who only asks where it is, as torch does, is told.
+        return ModuleSpec(name, WithoutPandas) if name == "pandas" else None
+
+    @staticmethod
+    def create_module(_):
+        return None
+
+    @staticmethod
+    def exec_module(module):
+        raise ModuleNotFoundError(name=module.__name__)
 
 
 sys.modules["onnxscript"] = None
