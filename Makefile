@@ -19,8 +19,9 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numpr
 test: .venv/.installed-dev ## install, then run every test but the slow campaigns, three files at a time
 	$(PYTEST) 3 -m "not slow"
 
+# Four: slow tests wait for services and clusters.
 test-all: .venv/.installed-dev ## the same with the campaigns
-	$(PYTEST) 3
+	$(PYTEST) 4
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
