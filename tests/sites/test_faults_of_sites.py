@@ -167,9 +167,9 @@ def test_without_a_site_that_never_comes_back_the_others_have_a_sum(points: tupl
 
     def without(at: int) -> tuple[Network, dict[Any, Any]]:
         (folder := tmp_path / str(at)).mkdir()
-        network = Network(folder, 5, wait_s=3.0)  # the others must all be in time, on a busy machine too
+        network = Network(folder, 4, wait_s=3.0)  # the others must all be in time, on a busy machine too
         with network.coordinator() as sums:
-            works = {k: lambda k=k: network.join(k) for k in (1, 2, 3, 4)}
+            works = {k: lambda k=k: network.join(k) for k in (1, 2, 3)}
             lost = {0: lambda: network.join(0, at=at, after=True)}
             return network, network.together(works | lost | {"coordinator": lambda: network.draw(sums)})
 
@@ -177,10 +177,10 @@ def test_without_a_site_that_never_comes_back_the_others_have_a_sum(points: tupl
         every = dict(zip(points, at_once.map(without, points), strict=True))
     for at, (network, found) in every.items():
         # Its numbers are in the first sum if they arrived: its second message is request number 2.
-        (first, second), everybody = found["coordinator"], range(5)
-        assert np.array_equal(first, network.expected(0, everybody if at >= 2 else range(1, 5))), at
-        assert np.array_equal(second, network.expected(1, range(1, 5))), at
-        for k in (1, 2, 3, 4):
+        (first, second), everybody = found["coordinator"], range(4)
+        assert np.array_equal(first, network.expected(0, everybody if at >= 2 else range(1, 4))), at
+        assert np.array_equal(second, network.expected(1, range(1, 4))), at
+        for k in (1, 2, 3):
             assert all(np.array_equal(a, b) for a, b in zip(found[k], found["coordinator"], strict=True)), at
 
 
