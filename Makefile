@@ -11,7 +11,8 @@ demo: .venv/.installed ## install, then compare private methods on an embedded t
 
 # Upgraded at once: a newer pip reads a package index in half the time.
 VENV := $(PYTHON) -m venv --upgrade-deps .venv
-# Not compiled: of four files one is ever imported, and is compiled then. Less quiet, setuptools would warn of all editable installs.
+# Not compiled: of four files one is ever imported, and is compiled then. With one -q pip would show what setuptools
+# says of every editable install.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
 

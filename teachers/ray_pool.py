@@ -553,7 +553,7 @@ def _private_to_this_process() -> Iterator[None]:
 @contextmanager
 def _without_unused_processes() -> Iterator[None]:
     """Start Ray inside the block without its autoscaler, log monitor and API server, which have nothing to do on one
-    machine without dashboard: 2 seconds of processor time at the start, and half of what an idle Ray takes."""
+    machine without dashboard."""
     from ray._private.node import Node
 
     unused = vars(Node).keys() & {"start_monitor", "start_log_monitor", "start_api_server"}

@@ -900,7 +900,7 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
 
 
 def crossed_codes(rows: pa.Table, groups: Iterable[Group], file: str, faults: TableFaults) -> IntArray:
-    """Return the code of each row's combination of ``groups``, of which the last changes first, as in
+    """Return the code of each row's combination of ``groups``: the number of its name in
     :meth:`fairpate.data.declaration.Declaration.group_names`."""
     crossed_N = np.zeros(len(rows), dtype=np.int64)
     for group in groups:
