@@ -4,6 +4,7 @@ Packages are imported where they are used: the process that hands out files to w
 """
 
 import asyncio
+import atexit
 import fcntl
 import gc
 import hashlib
@@ -27,6 +28,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from local_postgres import Server, programs
 
 gc.set_threshold(50_000, 10, 10)  # what is imported stays: looking through it again and again is a tenth of the time
+atexit.register(gc.freeze)  # and so is the last look
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, here and in the processes that tests start
 
 

@@ -2,6 +2,7 @@
 packages are missing (`with_graphs` of tests/conftest.py writes it). They do not have pandas, as where fairlearn is
 missing: pyarrow would import it for the first value that it converts, half a processor second."""
 
+import atexit
 import gc
 import sys
 from importlib.machinery import ModuleSpec
@@ -23,5 +24,6 @@ class WithoutPandas:
 
 
 gc.set_threshold(50_000, 10, 10)  # what is imported stays, as in tests/conftest.py
+atexit.register(gc.freeze)  # also at the end: half a second where torch is imported
 sys.modules["onnxscript"] = None
 sys.meta_path.insert(0, WithoutPandas)
