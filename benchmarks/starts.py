@@ -117,7 +117,7 @@ def _started(words: Sequence[str], folder: Path, environment: Mapping[str, str])
 def _served(folder: Path, environment: Mapping[str, str], queries: Sequence[str]) -> dict[str, Start]:
     add = [sys.executable, "-m", "fairpate", "tokens", "add", "run", "grace"]
     added = subprocess.run(add, cwd=folder, env=environment, capture_output=True, text=True, check=True)  # noqa: S603 - as above
-    environment = environment | {"FAIRPATE_TOKEN": added.stdout.strip()}
+    environment = {**environment, "FAIRPATE_TOKEN": added.stdout.strip()}
     service = _started(SERVE.split(), folder, environment)
     assert service.stdout is not None
     try:
