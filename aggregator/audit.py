@@ -245,7 +245,7 @@ def check_log(log: Path, head: str) -> tuple[int, int, str]:
     try:
         content = log.read_bytes()
     except OSError as error:
-        raise LedgerError(f"{log}: cannot be read as an audit log ({error}); give the log's own file.") from error
+        raise LedgerError(f"{log}: the audit log cannot be read ({error}); give a readable one.") from error
     chains = [end.chain for end in _ends(log, content)]
     if head not in chains:
         raise LedgerError(

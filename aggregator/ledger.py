@@ -497,7 +497,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             if (settled.verdict == "answer") != (settled.label is not None):
                 what = f"{settled.verdict}, {settled.label}"
                 raise ValueError(
-                    f"Expected a label for the verdict answer and None for a refusal, got {what}; correct this outcome."
+                    f"Expected a label with an answer and no label with a refusal, got {what}; correct this outcome."
                 )
             if settled.label is None:
                 words.append(settled.verdict)

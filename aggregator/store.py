@@ -536,7 +536,7 @@ class SqliteStore:
                 os.fsync(file.fileno())
         except OSError as error:
             raise LedgerError(
-                f"{folder}: the ledger's folder cannot be written yet ({error}); repair its disk."
+                f"{folder}: the ledger's folder still cannot be written ({error}); free space on its disk or repair it."
             ) from error
         finally:
             with suppress(OSError):

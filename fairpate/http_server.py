@@ -334,7 +334,8 @@ class Guard:
                 raise FaultError(400, "Authorization", "(not shown)", "Expected one Authorization header; send one.")
             if caller is None and tokens is not None:
                 remedy = "Send a bearer token of this service in the Authorization header."
-                raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
+                got = "(not shown)" if b"authorization" in headers else "no header"
+                raise FaultError(401, "Authorization", got, remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
                 remedy = "This path is for operators; send an operator's token."
                 raise FaultError(403, "Authorization", caller.role, remedy)

@@ -135,7 +135,7 @@ class GateRule:
     def __post_init__(self) -> None:
         # In this form NaN is refused too.
         if not self.max_disparity >= 0:
-            raise ValueError(f"Expected max_disparity >= 0 (inf switches the gate off), got {self.max_disparity}.")
+            raise ValueError(f"Expected max_disparity >= 0, got {self.max_disparity}; set inf to switch the gate off.")
         if not 0 <= self.min_count < 2**31:
             raise ValueError(f"Expected 0 <= min_count < {2**31}, got {self.min_count}.")
 

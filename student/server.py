@@ -74,8 +74,10 @@ class StudentReplica:
         self._offer = offer
 
     async def answer(self, body: Records) -> dict[str, Any]:
-        """Predict one label per record; the label is null if the reject option IDP3 refuses to answer. FaultError for
-        an invalid record."""
+        """Predict one label per record; the label is null if the student's reject option refuses to answer.
+
+        FaultError for an invalid record.
+        """
         card, shape, groups = self._card, self._student.record_shape, []
         features = np.stack([read_features(record, i, shape, self._form) for i, record in enumerate(body.records)])
         for i, record in enumerate(body.records):
@@ -187,7 +189,7 @@ def student_app(replica: Callable[[], StudentReplica], **options: Any) -> FastAP
 
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
-        """Predict one label per record; the label is null if the reject option IDP3 refuses to answer."""
+        """Predict one label per record; the label is null if the student's reject option refuses to answer."""
         return await replica().answer(body)
 
     @app.get("/v1/student")

@@ -5,7 +5,7 @@ groups allow, and the OpenAPI document is generated from these types.
 
 **Responses.** An analyst gets labels, refusals and public numbers, and all refusals look the same. The step that
 refused, the data-dependent privacy cost and everything else that depends on votes are available only under
-``/v1/operator/``. The docstring of a type or route for operators only says "Private".
+``/v1/operator/``. Docstrings of types and routes for operators, which the document shows, say "Private".
 
 **Metrics.** The analysts' metrics contain no label, no kind of reply and no duration, because these depend on votes.
 The numbers of a data-dependent budget are left out too, because votes decide when it ends. The operators' metrics

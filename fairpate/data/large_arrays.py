@@ -88,7 +88,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
         try:
             return map_pixels(path, shape)
         except (OSError, ValueError) as error:
-            LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
+            LOGGER.warning("damaged cache, recomputed (%s)", error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, write, private=True)
@@ -110,7 +110,7 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
         for start in range(0, size, _BYTES_HASHED_AT_ONCE):
             digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, size - start)))
         if stream.read() != digest.digest():
-            raise ValueError(f"Expected pixels of shape {shape} that match the checksum in the file, got others.")
+            raise ValueError(f"{path}: expected pixels of shape {shape} and their checksum; delete this file.")
         mapping = mmap.mmap(stream.fileno(), 0, flags=FLAGS, prot=PROTECTION)
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=size).reshape(shape))
 

@@ -126,7 +126,7 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
     """Return the steps of ``config``. Their number and the sampling rate are computed from the number of records that
     ``config`` declares, or else from ``num_records``, the number of private records or persons.
 
-    ValueError for an expected batch larger than the number that is used.
+    ValueError if ``config.batch_size``, the expected size of a batch, is larger than this number of records.
     """
     # A declared number wins: the rate and the number of steps are published, and would reveal the real one.
     size = config.num_records or num_records

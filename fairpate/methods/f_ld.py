@@ -46,8 +46,8 @@ covariances are 0; any other value uses sequential quadratic programming, as the
 Deviations of the baseline: ``ridge`` is added, as the paper's minimum need not be unique or attained. Left out are the
 business necessity clause (its Section 3.3) and support vector machines.
 
-Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one, J
-constraints.
+Shapes: N records, B of a batch, C classes, U populations, G groups, K values h of a record, D features with a constant
+one, J constraints.
 """
 
 from __future__ import annotations
@@ -435,11 +435,11 @@ def train_pf_ld(
 
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
         """Return the gradient of the loss plus the noisy gradient of the fairness term, the sum of multipliers times
-        violations.
+        violations, on the batch of the records ``rows``, which are ``share`` of all records.
 
-        The fairness term is a weighted sum of K values h of each record. All records of a cell (a group within a
-        population) have the same weights, a vector of K slopes. A record adds the clipped gradient of h along this
-        vector, multiplied by the vector's length.
+        The fairness term is a weighted sum over records of the K values that the constraints compare between groups,
+        such as the probability of each class. All records of a cell (a group within a population) have the same K
+        weights. A record adds the gradient of its values in the direction of these weights, clipped, times their norm.
         """
         x_B, y_B = descent.features(rows), y.index_select(0, rows)
         # By the number that the batch represents: the real size of a secret sample is private.
@@ -512,11 +512,11 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
-    """Return a bound on the L2 change of a sum of clipped gradients, weighted by ``slopes_UGK``, if one record changes
-    its group.
+    """Return a bound on the L2 change of the fairness term's gradient if one record changes its group.
 
-    With one value h per record (K = 1) only the weight of the record's gradient changes; with several, its direction
-    changes too.
+    ``slopes_UGK``: the weights of a record's K values (what the constraints compare between groups, such as its loss or
+    the probability of each class), by population and group. With one value (K = 1) another group changes only the
+    weight of the record's clipped gradient; with several it changes the gradient's direction too.
     """
     if slopes_UGK.shape[2] == 1:
         weights_UG = slopes_UGK[..., 0]

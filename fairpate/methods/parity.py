@@ -22,7 +22,8 @@ class. ``sharpness`` above 1 brings these means closer to those of the predicted
 *Multipliers* (:class:`DualAscent`) rise with the violation of their constraint and are projected onto the values >= 0,
 up to a public cap if there is one. If the violations are released values, a step is post-processing and free.
 
-Shapes: N records, B of a batch, C classes, D features, E events, U populations, G groups, K values of h, J multipliers.
+Shapes: N records, B of a batch, C classes, D features, E events, U populations, G groups, K values h of a record, J
+multipliers.
 """
 
 from __future__ import annotations

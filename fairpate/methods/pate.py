@@ -330,7 +330,8 @@ class Spending:
         return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
 
     def submitted(self, start: int, stop: int) -> Event:
-        """Return the data-independent event of queries start .. stop - 1, with every attempt charged in full."""
+        """Return the data-independent event of queries start .. stop - 1. It charges a query in full for each
+        attempt to answer it: one, and one more for every attempt that a crash interrupted."""
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
     def drawn(self, start: int, stop: int) -> Event:
@@ -361,8 +362,9 @@ class Spending:
 
 
 def costs(spending: Spending, *, unit: types.Unit, relation: types.Relation) -> dict[str, Any]:
-    """Return the data-dependent epsilon of the queries, and for comparison their data-independent epsilon and that of
-    the published code. They are for the operator only and must not be published."""
+    """Return the data-dependent epsilon of the queries and, for comparison, their data-independent epsilon and the
+    epsilon that FairPATE's authors compute in their published code. They are for the operator only and must not be
+    published."""
     delta, submitted = spending.terms.budget.delta, len(spending.charges_Q)
     drawn = spending.drawn(0, submitted)
     price = accountant.epsilon_data_dependent([drawn], target_delta=delta)

@@ -404,7 +404,7 @@ class RacoDpConfig(Section):
 
     @property
     def resolved_size_share(self) -> float:
-        """``size_share``, or its default: 0.3 if cells distinguish both labels and groups, else 0."""
+        """The setting ``size_share``. If it is null: 0.3 if cells distinguish both labels and groups, else 0."""
         if self.size_share is not None:
             return self.size_share
         if self.constraints is None:

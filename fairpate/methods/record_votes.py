@@ -14,7 +14,8 @@ public embeddings, DPPL, Wahdany et al. 2025, arXiv 2406.08039):
 
     prototypes   K centres of the public pool, in an embedding of public records alone
     votes        n[k, c] = how many private records of label c are nearest to prototype k
-    labels       the most frequent label at a record's prototype, or a linear rule that is fitted to all counts
+    labels       the most frequent label at a record's prototype, or the label that a linear classifier, fitted to all
+                 counts, predicts
 
 Adding or removing a record changes one cell by one, for any K and C: one event with the exact cost of noise on whole
 numbers (:class:`fairpate.privacy.mechanism_events.VoteTables`). K and sigma are computed from the configuration and the

@@ -120,12 +120,12 @@ class TheoremSix:
     def moments(
         self, rows: slice, powers_LA: FloatArray, runs: Sequence[slice], independent_A: FloatArray, *, logs: bool
     ) -> FloatArray:
-        """Return the moments e^a + e^b of Theorem 6, shape (B, A), for the values of log_q in ``rows``; with ``logs``
-        return their logarithms.
+        """Return the moments exp((alpha - 1) R) = e^a + e^b at A orders alpha, shape (B, A), for the B values of log_q
+        in ``rows``; with ``logs`` return their logarithms. A moment may be inf.
 
-        ``powers_LA`` has two rows, alpha - 1 and 1; a and b are the sums of these rows times their coefficients.
-        ``runs`` are slices of evenly spaced orders, at which exponentials are faster. ``independent_A`` is the
-        data-independent moment (with ``logs``, its logarithm), an upper bound on the result. A moment may be inf.
+        ``powers_LA``: two rows, alpha - 1 and 1, by which the coefficients of a and b (``lines_2UL``) are multiplied.
+        ``runs``: slices of evenly spaced orders, at which exponentials are faster. ``independent_A``: the
+        data-independent moments (with ``logs``, their logarithms), which bound the result.
         """
         moment_BA: FloatArray
         if logs:
@@ -214,8 +214,8 @@ class JointPricing:
         self.reach_K = np.searchsorted(orders_A, np.maximum.reduceat(argmax.limit_U, distinct.starts_K))
 
     def total_exponents(self) -> FloatArray:
-        """Return the sum over all queries of (alpha - 1) R, where R is a query's joint cost at order alpha, shape
-        (A,)."""
+        """Return the sum over all queries of (alpha - 1) R, where R is the Renyi cost at order alpha of a query's
+        threshold check and answer together, shape (A,)."""
         # (alpha - 1) R where the argmax is charged in full.
         independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
         # Beyond its reach a chunk costs what its largest count alone says: add such chunks up by that count.
@@ -243,8 +243,8 @@ class JointPricing:
         return total_A
 
     def write_exponents(self, exponent_UA: FloatArray) -> None:
-        """Write (alpha - 1) R of every distinct histogram into ``exponent_UA``, where R is its joint cost at order
-        alpha."""
+        """Write (alpha - 1) R of every distinct histogram into ``exponent_UA``, where R is the Renyi cost at order
+        alpha of its threshold check and answer together."""
         sizes_K = np.diff(self.distinct.starts_K, append=len(exponent_UA))
         independent_VA = self._exponents(self._join(self.independent_A, self.yes_SVA, self.no_SVA))
         exponent_UA[:] = independent_VA[np.repeat(self.distinct.group_K, sizes_K)]
@@ -516,7 +516,7 @@ def checked_votes(votes_QC: npt.ArrayLike) -> IntArray:
     if votes.ndim != 2 or votes.shape[1] == 0:
         raise ValueError(f"Expected votes of shape (queries, classes) with at least one class, got {votes.shape}.")
     if votes.dtype.kind not in "iuf" or (votes.dtype.kind == "f" and not np.all(np.isfinite(votes))):
-        raise ValueError("Expected votes to be finite whole numbers: the number of teachers per class.")
+        raise ValueError("Expected finite whole numbers: how many teachers voted for each class; correct the votes.")
     counts = votes.astype(np.int64, copy=False)
     if counts.min(initial=0) < 0 or (votes.dtype.kind == "f" and np.any(counts != votes)):
         raise ValueError("Expected votes to be whole numbers >= 0: the number of teachers per class.")

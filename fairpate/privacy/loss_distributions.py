@@ -486,11 +486,12 @@ class GaussianAndLaplace:
         return 1 / self.laplace_scale + Gaussian(noise_multiplier=self.noise_multiplier).largest_loss
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """Return the hockey-stick divergence at thresholds of any sign: the Gaussian's, averaged over the Laplace
-        release's losses.
+        """Return the hockey-stick divergence of the two releases together, at thresholds of any sign.
 
-        The Laplace losses are a = 1 / scale with mass 1/2, -a with mass exp(-a) / 2, and between them have the density
-        exp((loss - a) / 2) / 4. With Gaussian noise s and mu = 1 / s, integrated by parts, the divergence at e is
+        It is the divergence of the Gaussian release alone at the threshold minus the Laplace release's loss, averaged
+        over that loss. The Laplace losses are a = 1 / scale with mass 1/2, -a with mass exp(-a) / 2, and between them
+        have the density exp((loss - a) / 2) / 4. With Gaussian noise s and mu = 1 / s, integrated by parts, the
+        divergence at e is
 
             Phi(s (a - e) + mu / 2) - exp(e) Phi(-s (a + e) - mu / 2)
                 - exp((e - a) / 2 - mu^2 / 8) (Phi(s (a - e)) - Phi(-s (a + e)))

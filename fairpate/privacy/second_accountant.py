@@ -6,11 +6,11 @@ points. Losses ln(with / without) are put on a grid so that the masses of both d
 pair easier to distinguish, never harder. Releases are composed by multiplying Fourier transforms of their losses, and
 epsilon is read from the composed loss. Adding and removing a unit are two directions; the larger epsilon is the result.
 
-Votes have discrete Gaussian noise, whose exact masses are used. A release of smooth sensitivity has no single worst
-pair: if there is one, Renyi divergences are maximised over all pairs that smoothness allows, and votes are priced as
-Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5, 12). For the best of a secret number of trials only a
-theorem about Renyi divergences is known; that theorem, and the rounding argument for sums of weighted votes, are those
-of :mod:`fairpate.privacy.mechanism_events`; the numbers are computed anew.
+Votes have discrete Gaussian noise, whose exact masses are used. A release by smooth sensitivity has no single worst
+pair. A run that contains one is priced by Renyi divergences instead, maximised over all pairs that smoothness allows,
+with votes as if their noise were continuous (Canonne, Kamath and Steinke 2020, Propositions 5, 12). For the best of a
+secret number of trials only a theorem about Renyi divergences is known; that theorem, and the rounding argument for
+sums of weighted votes, are those of :mod:`fairpate.privacy.mechanism_events`; the numbers are computed anew.
 
 Shapes: K points of a pair, M points of the grid, A orders.
 """

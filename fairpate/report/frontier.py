@@ -338,9 +338,7 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     if values.ndim != 2 or not values.shape[1]:
         raise ValueError(f"Expected a row of at least one objective per point, got shape {values.shape}.")
     if np.isnan(values).any():
-        raise ValueError(
-            "Expected values_NO without nan; leave out the points with undefined objectives and count them."
-        )
+        raise ValueError("Expected values_NO without nan; leave out points one of whose objectives is undefined.")
     # moocore 0.3.2 drops members when three objectives or more hold infinities, so they become the largest number.
     return moocore.is_nondominated(np.nan_to_num(values), keep_weakly=True)
 

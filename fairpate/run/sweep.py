@@ -330,8 +330,8 @@ class _Layer:
 
 
 def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
-    """Return the settings of one section of a sweep (a comparison of methods): its fixed settings, and a mapping from
-    each axis of its grid to a list, which has the settings of one grid value per item."""
+    """Return the settings of one section of a sweep (a comparison of methods): those that do not vary, and for each
+    axis of its grid a list with the settings of each value on this axis."""
     axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()

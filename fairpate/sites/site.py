@@ -386,8 +386,8 @@ def in_processes(part: Part, messenger: Messenger) -> Path | None:
 def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> list[Path | None]:
     """Answer the calls that ``process``, which runs :func:`take_part`, sends through ``pipe``, until it ends.
 
-    Return its result as a list of one item. The list is empty if the process was ended to free its memory while
-    ``messenger`` waited for other sites.
+    Return a list with its result, or an empty list if it was ended before it had one: a process that has to wait for
+    other sites is ended to free its memory, and started anew when they have answered.
     """
 
     def receive() -> tuple[str, Any, Any]:
