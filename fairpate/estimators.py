@@ -6,12 +6,13 @@ chosen from public facts (:mod:`fairpate.methods.base`): the number of records, 
 they are pictures. Features of tables become floats, pictures stay bytes. A column of ``X`` may contain the groups: it
 is removed before anything is learned.
 
-A saved estimator is a folder without pickle and without records (but an embedding of pictures contains some public
-records):
+A saved estimator is a folder without pickle and without private records; an embedding of pictures contains some public
+ones:
 
-    student.safetensors the published model, and config.yaml its method and configuration, as in the folder of a run
-        embedding.safetensors public numbers that embed a record, if the model reads an embedding estimator.json names
-        of columns, classes and groups, the privacy statement, and the sha256 of the other files
+    student.safetensors      the published model, as in the folder of a run
+    config.yaml              its method and configuration
+    embedding.safetensors    public numbers that embed a record, if the model reads embedded records
+    estimator.json           names of columns, classes and groups, the privacy statement, sha256 of the other files
 
 Shapes: N private records, M public ones, F features, C classes.
 """
@@ -233,7 +234,7 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     table = read_declaration(declaration, given=_GIVEN)
     if table.pictures or table.keep or table.trim:
         raise ValueError(
-            f"declaration: {table.name} declares pictures, keep or trim, which an estimator does not apply; use "
+            f"declaration: {table.name} declares `pictures`, `keep` or `trim`, which an estimator does not apply; use "
             "fairpate.load_data and fairpate.run_method."
         )
     frame = pa.table(X) if isinstance(X, Mapping) else pa.Table.from_pandas(X, preserve_index=False)

@@ -339,7 +339,7 @@ class _Stack:
 
 
 def _rows(kept_T: Tensor, values: Tensor) -> Tensor:
-    """Return ``values`` with every row replaced by zeros for which the mask ``kept_T`` is False."""
+    """Return ``values`` with zeros in the rows of the teachers that the mask ``kept_T`` excludes."""
     return values.where(kept_T.to(values.device).view(-1, *[1] * (values.ndim - 1)), 0)
 
 

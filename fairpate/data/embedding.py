@@ -295,8 +295,9 @@ class Components:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Replaces the features of records by coordinates: principal components of public records and, for pictures, their
-    position in a ``graph`` of public neighbours. Coordinates are scaled so that a typical record has a fixed norm.
+    """Replaces the features of records by coordinates: principal components of public records and, for pictures,
+    coordinates of their nearest public pictures in a ``graph`` of neighbours. Coordinates are scaled so that a typical
+    record has a fixed norm.
 
     ``radius``: the median norm of the public records' components, before this scaling. ``record_shape``: the shape of
     one record.

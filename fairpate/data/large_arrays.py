@@ -110,7 +110,7 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
         for start in range(0, size, _BYTES_HASHED_AT_ONCE):
             digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, size - start)))
         if stream.read() != digest.digest():
-            raise ValueError(f"{path}: expected pixels of shape {shape} and their checksum; delete this file.")
+            raise ValueError(f"{path}: this cache of pixels is damaged or not of shape {shape}; delete the file.")
         mapping = mmap.mmap(stream.fileno(), 0, flags=FLAGS, prot=PROTECTION)
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=size).reshape(shape))
 

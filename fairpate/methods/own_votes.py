@@ -296,8 +296,8 @@ class OwnVotes(GnmaxMethod):
         return self.votes.num_voters or 0
 
     def check(self) -> None:
-        """Raise ConfigError as the parent class does, and if the file, the unit or the class names are missing, or
-        neither epsilon nor noise is set."""
+        """Raise ConfigError as the parent class does, and if the file of votes, the unit of privacy or the class
+        names are missing, or neither epsilon nor noise is set."""
         super().check()
         if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
             raise ConfigError("votes: path, unit or classes missing; give all three, as `fairpate aggregate` does.")
@@ -307,7 +307,7 @@ class OwnVotes(GnmaxMethod):
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError as the parent class does, for a data set whose records are not those of the file of votes,
-        and for a gate if the file has no groups."""
+        and for a configured gate if the file has no groups."""
         if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
             raise ConfigError(
                 f"data.name: {self.votes.path} has votes on other records than those of {dataset.name}; give the file "

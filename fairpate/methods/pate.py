@@ -710,7 +710,8 @@ class VotingMethod(Method):
         )
 
     def planned_queries(self, queries: Split) -> int:
-        """Return the number of queries that the target covers: the run's own, and those reserved for later."""
+        """Return the number of queries whose answers together may cost the target epsilon: those of the run, and those
+        that ``queries.keep`` reserves for an analyst later."""
         own = self.aggregator.num_queries or len(queries)
         # Rounded as the decimal that it prints: 1 - 0.3 is a little less than 0.7.
         return math.ceil(own / (1 - Fraction(repr(self.queries.keep))))

@@ -731,7 +731,8 @@ class Lagrangian:
         self._sum_QC = np.zeros((constraints.partition.num_cells, constraints.num_classes))
 
     def __call__(self, noisy_histogram_QC: FloatArray) -> FloatArray:
-        """Return the prices (Q, C) for one noisy histogram, at the scale of sums over the expected batch."""
+        """Return the prices (Q, C) for one noisy histogram: derivatives with respect to sums over the records of a
+        batch of the expected size."""
         # Prices first, of the multipliers that earlier steps released: the gradient and the dual step read one
         # histogram.
         values_J, prices_QC = self._pricer(noisy_histogram_QC, self.dual.multipliers_J)

@@ -676,7 +676,8 @@ class WeightedVotes(VotesOfRecords):
 
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
-    """Fit the linear rule to released sums, and return its labels of public records, whose votes are ``pool_MW``."""
+    """Fit a linear classifier to the released noisy sums of votes, and return the labels that it predicts for the
+    public pool. A record's vote is its feature vector of W numbers; ``pool_MW`` are the vectors of the pool."""
     # The constant's column counts records, under the same noise: the real number is never read.
     num_records = max(float(noisy_CW[:, 0].sum()) / ONE_RECORD, 1.0)
     rule_CW, _ = fitted_rule(noisy_CW, pool_MW, num_records=num_records, noise=stddev / num_records, ridge=ridge)

@@ -510,7 +510,7 @@ class GaussianAndLaplace:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomicLoss:
     """A privacy loss ln(P / P') with countably many values, for two neighbouring data sets with the outputs P (shifted
-    by the unit) and P': ``losses`` in ascending order, and the logarithms of their probabilities under P."""
+    by the privacy unit) and P': ``losses`` in ascending order, and the logarithms of their probabilities under P."""
 
     losses: FloatArray
     log_masses: FloatArray

@@ -425,7 +425,7 @@ def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeQueries(accountant.ConfidentGnmaxQueries):
-    """Confident-GNMax queries that protect only the sensitive attribute of one training record, at the cost of
+    """Confident-GNMax queries that protect only the sensitive attribute of one training record. They cost as much as
     :class:`ConfidentGnmaxQueries`."""
 
     unit: Unit = "sensitive attribute"

@@ -639,8 +639,8 @@ class AttackResult:
     separation: Separation | None = None
 
     def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
-        """Return lower bounds on epsilon that the attack proves: one without assumptions, and, if scores are Gaussian,
-        one that assumes this."""
+        """Return lower bounds on epsilon that the attack proves. The first assumes nothing. Attacks that give each
+        record a score have a second, which holds if the scores are Gaussian."""
         free = _bound(self.guesses, delta=delta, confidence=confidence)
         if self.separation is None:
             return (free,)

@@ -272,7 +272,8 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
 
     if config.is_seeded or not config.is_private:
         raise ConfigError(
-            "noise: expected os_entropy and a finite epsilon, because sites are protected from each other; set both."
+            "noise: expected os_entropy, and a finite target.epsilon, because sites are protected from each other; "
+            "set both."
         )
     if isinstance(config, ResidualVotes) and config.residual_votes.curvature is None:
         raise ConfigError(

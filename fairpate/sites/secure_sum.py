@@ -397,7 +397,7 @@ class Site:
     def _once(self, key: str, value: bytes) -> None:
         if self._store.setdefault(key, value) != value:
             raise SumError(
-                f"The coordinator sent two different lists of {key}; make a new plan, and another coordinator."
+                f"The coordinator sent two different lists of {key}; do not trust it: make a new plan with another one."
             )
 
     def _stored(self, key: str) -> bytes:
