@@ -75,9 +75,7 @@ class Commands(typer.Typer):
                     return 0 if output is None else terminal.show(output)
 
             command.__doc__ = words
-            # Earlier releases of typer read the annotations, later ones the signature.
             command.__signature__ = signature.replace(parameters=parameters, return_annotation=int)  # type: ignore[attr-defined]
-            command.__annotations__ = {each.name: each.annotation for each in parameters}
             declare(command)
             # The function itself and not the command: other code calls it with plain arguments.
             return function
@@ -89,6 +87,8 @@ def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple
     """Split ``text``, the docstring of a command's function: return the help of the command, and ``parameters`` with
     the help texts from the docstring's section ``Args:`` added."""
     words, _, section = text.partition("\nArgs:\n")
+    # Typer keeps line breaks, which are wrong at any other width; those before an indented line are meant.
+    words = re.sub(r"(?<=\S)\n(?=[^\s-])", " ", words)
     found = dict(parameters)
     for name, described in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE):
         annotation = found[name].annotation

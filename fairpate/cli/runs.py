@@ -52,7 +52,7 @@ class RunCommand(TyperCommand):
 
 
 def run(
-    config: Annotated[Path | None, typer.Argument()] = None,
+    config: Annotated[Path | None, typer.Argument(metavar="CONFIG")] = None,
     method: Annotated[str | None, base.Sets("method")] = None,
     data: Annotated[str | None, base.Sets("data.name", "data.declaration")] = None,
     epsilon: base.Epsilon = None,

@@ -112,7 +112,8 @@ def test_the_first_of_equal_gaps_gets_all_of_the_gradient() -> None:
     leaf = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 3.0]], dtype=torch.float64, requires_grad=True)
     gaps = (contrast(torch.arange(3), leaf.dtype) @ leaf.softmax(dim=1)).flatten().tolist()
     assert gaps.index(max(gaps)) == 5  # predicted 1 in group 2
-    leaf = torch.tensor([[3.0, 0.0], [0.0, 3.0], [3.0, 0.0], [0.0, 3.0]], dtype=torch.float64, requires_grad=True)
+    # All probabilities are exactly 1/2, so all four gaps are exactly 0 by any exponential function.
+    leaf = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
     config = DpfrConfig(temperature=1.0)
     (gradient,) = torch.autograd.grad(dpfr(leaf, torch.tensor([0, 0, 1, 1]), config), leaf)
     torch.testing.assert_close(
