@@ -21,6 +21,8 @@ from fairpate.sites.secure_sum import SumError
 from fairpate.sites.site import CoordinatorClient, Messenger
 
 SHAPES = ((2, 3), (1, 4))
+# FastAPI silences a warning while it makes an application; of two threads that do so at once, one may hear it.
+_MAKING = threading.Lock()
 
 
 class StoppedError(Exception):
@@ -82,7 +84,8 @@ class Network:
         """A coordinator that serves; made again, it goes on from its journal."""
         with Journal.opened(self.root / f"{name}.sqlite", self.plan) as journal:
             sums = CoordinatorSums(self.plan, journal, **{"wait_s": self.wait_s} | settings)
-            server = HttpServer(sums.app, HttpSettings(port=self.port, tls=self.tls))
+            with _MAKING:
+                server = HttpServer(sums.app, HttpSettings(port=self.port, tls=self.tls))
             try:
                 yield sums
             finally:
