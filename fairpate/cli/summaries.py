@@ -73,9 +73,9 @@ def _method_facts(name: str) -> dict[str, str]:
         "two classes": config.learns_two_classes,
     }
     if not method.is_private:
-        take_for = "what privacy costs, compared with it; never to publish"
+        take_for = "showing what privacy costs; never to publish"
     elif config.protects_attribute_only:
-        take_for = "groups that are secret, in records whose features and labels are not"
+        take_for = "secret groups, in records whose features and labels are public"
     else:
         take_for = "" if family is None else family.take_when
     return {

@@ -270,7 +270,7 @@ def test_methods_say_their_family_what_they_need_and_when_to_take_them(fairpate)
     assert all(each["take_for"] for each in about.values())
     words = fairpate("methods", "fairpate")[1]
     assert "needs     teachers, pool, groups" in words
-    assert "take for  records for hundreds of teachers" in words
+    assert "take for  many private records" in words
 
 
 @pytest.mark.parametrize("method", ["pate", pytest.param("private_knn", marks=pytest.mark.slow)])
