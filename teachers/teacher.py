@@ -76,7 +76,7 @@ def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_t
     ``memory``.
 
     ``train_step(k)`` trains k teachers for one step. A line through the peak memory of one and of two teachers
-    estimates the number that fits; that number is then tried, and lowered until it fits. ValueError if one teacher does
+    estimates the number that fits; that number is then tried, and halved until it fits. ValueError if one teacher does
     not fit.
     """
     limit = _SAFE_SHARE * memory.available_bytes
@@ -95,9 +95,8 @@ def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_t
         return 1
     # At least a byte each: memory is reserved in large pieces, and a second teacher may need no further one.
     count = min(num_teachers, 1 + int((limit - one) / max(1.0, two - one)))
-    while count > 2 and (tried := peak(count)) > limit:
-        # Peaks of equal steps differ a little, and the estimate is at the limit. From infinity it is halved.
-        count = min(count - 1, 1 + int((count - 1) * max(0.5, (limit - one) / (tried - one))))
+    while count > 2 and peak(count) > limit:
+        count //= 2
     return count
 
 

@@ -88,7 +88,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
         try:
             return map_pixels(path, shape)
         except (OSError, ValueError) as error:
-            LOGGER.warning("damaged cache, recomputed (%s)", error)
+            LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, write, private=True)
