@@ -6,7 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all lint types docs bench clean
 
-demo: .venv/.installed ## install, then compare private methods on an embedded table of people
+demo: .venv/.installed ## install, then compare private methods on an embedded table of loans
 	$(BIN)/fairpate demo
 
 # Upgraded at once: a newer pip reads a package index in half the time.

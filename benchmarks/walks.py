@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import tempfile
@@ -82,7 +83,11 @@ def command(*words: str) -> None:
     from fairpate import cli
 
     sys.argv = ["fairpate", *words]
-    with contextlib.suppress(SystemExit):
+    with (
+        contextlib.suppress(SystemExit),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         cli.main()
 
 
@@ -119,17 +124,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         walks: dict[str, Callable[[], Walk]] = {
-            "fairpate run to a label": lambda: run_walk(folder, "labels", DIGITS, "write_labels"),
-            "weighted votes to a student": lambda: run_walk(
+            "a label: fairpate run --method fairpate": lambda: run_walk(folder, "labels", DIGITS, "write_labels"),
+            "a table: weighted_votes to a student": lambda: run_walk(
                 folder, "table", (*DIGITS[:2], "--method", "weighted_votes", "--epsilon", "1"), "fit_student"
             ),
-            "one charged query": lambda: query_walk(folder),
+            "a query that is charged": lambda: query_walk(folder),
         }
         for number, (title, recorded) in enumerate(walks.items()):
             # No operator's releases, and not those of another walk, which this one would price again.
             os.environ["FAIRPATE_STATE"] = str(folder / f"state-{number}")
             walk = recorded()
-            print(f"{title:30} {len(walk.modules()):4} modules {len(walk.functions):4} functions")
+            print(f"{title:40} {len(walk.modules()):4} modules {len(walk.functions):4} functions")
             if listed:
                 print("    " + " > ".join(walk.modules()))
 

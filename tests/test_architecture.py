@@ -1,6 +1,7 @@
 """Imports point one way: a floor may use the floors below it, and on its own floor only its own package."""
 
 import ast
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,12 @@ def test_a_module_imports_only_what_stands_below_it(module):
     for other in set(edges()[module]) - {"fairpate"}:
         other_floor, other_package = place_of(other)
         assert other_floor < floor or other_package == package, f"{module} imports {other}"
+
+
+def test_the_picture_of_the_house_shows_these_floors():
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    drawn = [set(names.replace("/", ".").split()) for names in re.findall(r'class="layer"[^>]*>([^<]+)<', picture)]
+    assert drawn == [set(row) for row in reversed(FLOORS[:-1])]  # the last only starts the command line
 
 
 def test_no_import_runs_in_a_circle():

@@ -9,7 +9,7 @@ _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and 
 
 app = Commands(
     "Train classifiers that are private and fair, compare methods, and serve private answers.\n\n"
-    "Begin with `fairpate demo`: a minute on an embedded table of people. `fairpate run --data NAME --epsilon 2` "
+    "Begin with `fairpate demo`: a minute on an embedded table of loans. `fairpate run --data NAME --epsilon 2` "
     "trains on another data set.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def demo(out: Path = Path("runs/demo")) -> Output:
-    """Compare private methods on an embedded table of people, and state the outcome in two sentences.
+    """Compare private methods on an embedded table of loans, and state the outcome in two sentences.
 
     Takes a minute.
 
@@ -109,20 +109,24 @@ def run(
         config = open_run_directory(release_of)[0].config
         options = ["out=null", *options]  # not the folder of the run whose release is used
     # Any of the three starts from what fits the data set; with none, from the embedded example.
-    path = config or (base.EXAMPLES / "color_digits.yaml" if (method, data, epsilon) == (None, None, None) else None)
+    is_example = (config, method, data, epsilon) == (None, None, None, None)
+    path = base.EXAMPLES / "color_digits.yaml" if is_example else config
     found = resolved(options, method) if path is None else configured(path, options, method=method)
     if dry_run:
         # Other voters are of interest where the method was chosen for the user.
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
-        return _dry_run(found, release_of, None if path is not None or is_named else options)
+        return _dry_run(found, release_of, None if path is not None or is_named else options, is_example=is_example)
     return outcome(run_method(found, Reporter(asks=not yes), release_of=release_of, with_graph=True))
 
 
-def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
+def _dry_run(
+    config: Method, release_of: Path | None, overrides: Sequence[Override] | None, *, is_example: bool
+) -> Output:
     """Return the forecast of a run of ``config``: its privacy cost, and how much signal its noise would leave.
 
     ``overrides`` are the user's settings if the method was chosen for the user. Other methods that label public records
-    by noisy votes are then forecast too, for comparison.
+    by noisy votes are then forecast too, for comparison. ``is_example``: the user named nothing, and the embedded
+    example is run.
     """
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
@@ -143,16 +147,19 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
         check_data(config, dataset)
         cost = run.planned_cost(config, dataset)
         found = [run.forecast(config, dataset, cost)]
-    why = None
-    if overrides is not None:
+    why = words = None
+    if is_example:
+        words = "Neither --data, --method nor --epsilon is given: the settings are the embedded example's."
+    elif overrides is not None:
         why = default_method(overrides)[1]
+        words = f"{config.method}, because no method was named and {why}"
         with waiting("voters"):
             found += run.other_voters(overrides, config.method)
     found = run.measured_before(folder.root.parent, found, config.data.name)
     return Output(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found}
         | ({} if why is None else {"chosen_because": why}),
-        words=run.describe(dataset.name, cost, spent, found, why=why),
+        words=run.describe(dataset.name, cost, spent, found, why=words),
     )
 
 

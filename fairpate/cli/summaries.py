@@ -32,7 +32,7 @@ from fairpate.methods.base import COUNTS, FITTED, find_method, method_names
 from fairpate.methods.pate import NO_GATE
 from fairpate.pages import counted, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.report.figures import FAMILIES
+from fairpate.report.figures import FAMILIES, LOOKS
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
 from fairpate.run.release_log import Odometer, OdometerError, spent, state_folder
@@ -55,8 +55,8 @@ def list_methods() -> Output:
             table.add_row(name, "broken", "", Text(str(error)))
     when = facts((family.title, f"for {family.take_when}") for family in FAMILIES)
     note = (
-        f"A method that protects nothing shows what privacy costs. `fairpate run` without a method takes {FITTED}, or "
-        f"{COUNTS} where many classes have few records each; --dry-run says why. "
+        f"A method that protects nothing shows what privacy costs. `fairpate run --data NAME` without --method takes "
+        f"{FITTED}, or {COUNTS} where many classes have few records each; --dry-run says why. "
         "`fairpate methods NAME`: its paper and settings."
     )
     return Output(facts={"methods": found}, words=Constrain(Group(table, Text(), when, Text(f"\n{note}")), _WIDTH))
@@ -75,7 +75,7 @@ def _method_facts(name: str) -> dict[str, str]:
     if not method.is_private:
         take_for = "showing what privacy costs; never to publish"
     elif config.protects_attribute_only:
-        take_for = "secret groups, in records whose features and labels are public"
+        take_for = LOOKS["groups_alone"]
     else:
         take_for = "" if family is None else family.take_when
     return {

@@ -166,7 +166,8 @@ class Guarantee:
     def meaning(self) -> str:
         """Sentences on how much an attacker can learn about one privacy unit. If the noise is not private, they state
         the bound that fresh noise would give."""
-        seen = "all that is published"
+        # Exact metrics are published too; no guarantee covers what they reveal about test records.
+        seen = "the model and its metrics" if "test" in self.parts else "the model"
         bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
             return bound

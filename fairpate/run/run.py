@@ -298,8 +298,8 @@ def describe(
     ``data``, and a table of the forecasts ``found``. The first forecast is that of the run itself.
 
     ``cost``: the privacy cost; None: the run has no guarantee. ``spent``: None or, if the run costs nothing more, the
-    reason, which the sentence then states instead of the cost. ``why``: the reason why this method was chosen, if the
-    user named no method.
+    reason, which the sentence then states instead of the cost. ``why``: a sentence on why this method is run, if the
+    user named none.
     """
     run = found[0]
     if spent is not None:
@@ -309,7 +309,7 @@ def describe(
     else:
         sentence = (
             f"{run.method} on {data} would spend epsilon {epsilon_text(cost.epsilon)} at delta "
-            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): all that it publishes improves a guess about one "
+            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): its model improves the odds of a guess about one "
             f"{cost.unit} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most."
         )
     headings = ["epsilon", "votes a label", "noise", "lead needed", "labels"]
@@ -335,7 +335,7 @@ def describe(
         table.add_row(each.method, voters, *numbers)
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
     if why is not None:
-        notes.append(f"{run.method}, because no method was named and {why}")
+        notes.append(why)
     notes.append("Nothing was trained, charged or written.")
     notes.append(
         "accuracy expected: 9 of 10 runs with these settings lie there, by published runs on this data set."
@@ -344,7 +344,7 @@ def describe(
     )
     if any(each.votes is not None for each in found):
         notes.append(
-            "lead needed: by this share of votes the first class must lead for noise to leave it first 19 times in 20."
+            "lead needed: if a class leads by this share of the votes, it also leads with noise 19 times in 20."
         )
     return Group(Text(f"{sentence}\n"), table, Text("\n" + "\n".join(notes)))
 

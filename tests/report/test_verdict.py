@@ -156,9 +156,12 @@ def test_without_test_records_nothing_is_claimed() -> None:
 
 def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_noise() -> None:
     assert said(FAIR).guarantee.meaning == (
-        "Somebody who sees all that is published, knows all other private data and, at even odds, has to guess whether "
+        "Somebody who sees the model, knows all other private data and, at even odds, has to guess whether "
         f"one given record was among the private ones is right at most 73.2{NB}% of the time; a coin would be 50{NB}%."
     )
+    # Exact metrics, which are published too, are not covered.
+    assert "sees the model and its metrics, knows" in said(FAIR, parts=("test",)).guarantee.meaning
+    assert "sees the model, knows" in said(FAIR, parts=("validation",)).guarantee.meaning
     assert "one given person was among those" in said(FAIR, unit="person").guarantee.meaning
     assert "which of two values the sensitive attribute" in (
         said(FAIR, unit="sensitive attribute", relation="replace one").guarantee.meaning
