@@ -130,12 +130,12 @@ def readme_table(marks: Sequence[Mark]) -> str:
     """A row per data set of ``SHOWN``: public records, and accuracies of the default and the best other method."""
     chosen = EPSILONS[0], EPSILONS[2]
     heads = [f"ε = {epsilon} | the best other" for epsilon in chosen]
-    lines = [f"| data | public records | settings priced | {' | '.join(heads)} |", "|-" * 7 + "|"]
+    lines = [f"| data | public records | {' | '.join(heads)} |", "|-" * 6 + "|"]
     for data, name in SHOWN.items():
         here = {mark.epsilon: mark for mark in marks if mark.data == data}
         if not here:
             continue
-        row = [name, f"{REGISTRY[data].num_public:,}", "no"]
+        row = [name, f"{REGISTRY[data].num_public:,}"]
         for epsilon in chosen:
             mark = here[epsilon]
             ours, best = (measured.text("accuracy", values) for values in (mark.default, mark.best))

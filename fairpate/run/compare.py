@@ -749,7 +749,15 @@ def demo(sweep: Path, out: Path) -> Output:
         write_atomically(part.student, partial(save_student, student))
     claims, bare, rejecting = models[chosen][2], models[without][2], read_claims(part)
     why = f"right most often of {len(private)} on {counted(len(records.validation), 'validation record')}"
-    sentences = claims_in_words(claims, bare, rejecting, method=chosen, why=why)
+    costs = [models[name][2].guarantee for name in private]
+    delta = float(f"{math.fsum(each.delta for each in costs):.6g}")  # without the rounding of a sum of decimals
+    together = (
+        f"That ε is of {chosen} alone: publishing all {len(private)} private models costs ε = "
+        f"{epsilon_text(math.fsum(each.epsilon for each in costs))} at most (δ = "
+        f"{delta_text(delta)}), and no ε covers the choice by validation records, "
+        "which `fairpate select` makes inside the guarantee."
+    )
+    sentences = [*claims_in_words(claims, bare, rejecting, method=chosen, why=why), together]
     files = {"all models": out / comparison.folder.report.name, "this model": part.public_report}
     rows = {name: models[name][2] for name in private}
     rows |= {f"{without}, not private": bare, f"{chosen}, may reject": rejecting}
