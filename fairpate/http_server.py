@@ -920,7 +920,11 @@ class HttpServer:
                 logging.getLogger(name).setLevel(logging.INFO)
         if settings.traces and tracer is None:
             tracer = tracer_to()
-        self._app = app = make_app(settings, tracer=tracer)
+        try:
+            self._app = app = make_app(settings, tracer=tracer)
+        except BaseException:
+            listening.close()  # a program that goes on can use the port
+            raise
         limits = settings.limits
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = _OTHER_FILES + 2 * limits.max_connections

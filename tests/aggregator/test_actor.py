@@ -15,7 +15,7 @@ from serving import POOL, TERMS, free_port, open_backend
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.ledger import Ledger
 from aggregator.service.server import AggregatorActor, ServiceSettings, start_service
-from fairpate.http_server import ServiceError, bind
+from fairpate.http_server import HttpServer, ServiceError, bind
 
 cloudpickle.register_pickle_by_value(serving)  # the actor's process does not know this folder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -105,6 +105,17 @@ def test_a_port_that_is_taken_is_named():
         bind(*taken.getsockname(), timeout_s=0)
     with pytest.raises(ServiceError, match=r"cannot listen there .*; give another --host"):
         bind("192.0.2.1", free_port(), timeout_s=math.inf)  # an address of no machine: waiting would not help
+
+
+def test_a_server_that_cannot_start_leaves_its_port_free():
+    def broken(settings, *, tracer):
+        raise ServiceError("no application")
+
+    port = free_port()
+    with pytest.raises(ServiceError, match="no application") as raised:  # whose frames hold the socket
+        HttpServer(broken, ServiceSettings(port=port))
+    with bind("127.0.0.1", port, timeout_s=0):
+        del raised
 
 
 def test_a_client_without_a_service_says_so():
