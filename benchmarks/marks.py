@@ -113,11 +113,17 @@ def table(marks: Sequence[Mark]) -> str:
     for data in dict.fromkeys(mark.data for mark in marks):
         here = {mark.epsilon: mark for mark in marks if mark.data == data}
         seeds = sorted({seed for mark in here.values() for seed in mark.seeds})
-        row = [data, f"{REGISTRY[data].num_public:,}", measured.text("seeds", seeds)]
+        row = [data, _public(data), measured.text("seeds", seeds)]
         lines.append(
             f"| {' | '.join(row + [_cell(here[epsilon]) if epsilon in here else '–' for epsilon in EPSILONS])} |"
         )
     return "\n".join(lines)
+
+
+def _public(data: str) -> str:
+    """The number of public records; all of a person's records are in one part, so that it is near the declared one."""
+    entry = REGISTRY[data]
+    return f"{'about ' if entry.protected({}, None)[1] == 'person' else ''}{entry.num_public:,}"
 
 
 def _cell(mark: Mark) -> str:
@@ -135,7 +141,7 @@ def readme_table(marks: Sequence[Mark]) -> str:
         here = {mark.epsilon: mark for mark in marks if mark.data == data}
         if not here:
             continue
-        row = [name, f"{REGISTRY[data].num_public:,}"]
+        row = [name, _public(data)]
         for epsilon in chosen:
             mark = here[epsilon]
             ours, best = (measured.text("accuracy", values) for values in (mark.default, mark.best))

@@ -222,8 +222,9 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
 
 
 def answered_words(measured: Evaluation) -> str:
-    """Return words for the records over which rates are computed: "all test records" or "answered test records"."""
-    return "all test records" if measured.num_answered == measured.num_records else "answered test records"
+    """Return words for the records over which rates are computed, such as "all test records"."""
+    which = "all" if measured.num_answered == measured.num_records else "answered"
+    return f"{which} test records{' of groups that are large enough' if measured.not_measured else ''}"
 
 
 def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]:

@@ -46,7 +46,16 @@ from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import RunStatement
 from fairpate.run import release_log
 from fairpate.run import sweep as sweeps
-from fairpate.run.context import RunDirectory, read_json, read_votes, sole_worker, write_json, write_text, write_votes
+from fairpate.run.context import (
+    RunDirectory,
+    read_json,
+    read_statement,
+    read_votes,
+    sole_worker,
+    write_json,
+    write_text,
+    write_votes,
+)
 from fairpate.run.folder import create_run_directory, finished_run, load_for, read_student
 from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import comparison_html, read_claims, write_reports
@@ -54,7 +63,19 @@ from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError,
 from fairpate.run.run import make_release, question_above, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say, waiting
-from fairpate.types import FairRule, GateRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored, torch
+from fairpate.types import (
+    REMARKS,
+    FairRule,
+    GateRule,
+    NotionName,
+    RunRecord,
+    UsageError,
+    UserError,
+    VoteBatch,
+    restored,
+    strict,
+    torch,
+)
 from student.student import Student, save_student
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
@@ -742,22 +763,22 @@ def demo(sweep: Path, out: Path) -> Output:
         # The published part of a run alone, so that no command takes it for another release.
         whole, part = models[chosen][0], RunDirectory(root=out / "chosen")
         part.public.mkdir(parents=True, exist_ok=True)
-        for name in ("statement", "embedding", "environment"):
+        for name in ("embedding", "environment"):
             shutil.copyfile(getattr(whole, name), getattr(part, name))
+        # A choice reads all candidates: they compose, even if the others are never published.
+        costs = [models[name][2].guarantee for name in private]
+        epsilon, delta = (math.fsum(getattr(each, name) for each in costs) for name in ("epsilon", "delta"))
+        # Without the rounding of a sum of decimals.
+        cost = f"ε = {epsilon_text(epsilon)} (δ = {delta_text(float(f'{delta:.6g}'))})"
+        chose = REMARKS["chosen_outside"].format(counted(len(private), "private model"), cost)
+        statement = read_statement(whole)
+        write_json(part.statement, strict(replace(statement, remarks=(*statement.remarks, chose))))
         write_json(part.metrics, assessment.to_json())
         write_reports(part, records, student, assessment)
         write_atomically(part.student, partial(save_student, student))
     claims, bare, rejecting = models[chosen][2], models[without][2], read_claims(part)
     why = f"right most often of {len(private)} on {counted(len(records.validation), 'validation record')}"
-    costs = [models[name][2].guarantee for name in private]
-    delta = float(f"{math.fsum(each.delta for each in costs):.6g}")  # without the rounding of a sum of decimals
-    together = (
-        f"That ε is of {chosen} alone: publishing all {len(private)} private models costs ε = "
-        f"{epsilon_text(math.fsum(each.epsilon for each in costs))} at most (δ = "
-        f"{delta_text(delta)}), and no ε covers the choice by validation records, "
-        "which `fairpate select` makes inside the guarantee."
-    )
-    sentences = [*claims_in_words(claims, bare, rejecting, method=chosen, why=why), together]
+    sentences = [*claims_in_words(claims, bare, rejecting, method=chosen, why=why), chose]
     files = {"all models": out / comparison.folder.report.name, "this model": part.public_report}
     rows = {name: models[name][2] for name in private}
     rows |= {f"{without}, not private": bare, f"{chosen}, may reject": rejecting}
@@ -802,12 +823,14 @@ def claims_in_words(
         f"answers are right, and {percent(without.measured.accuracy)} of those of the same model that learned from the "
         "same records without privacy."
     )
+    # The share of a group that is too small is NaN, which is below nothing.
+    refused = max(rejecting.measured.groups, key=lambda each: 1 - each.coverage if each.coverage < 1 else 0.0)
     fairness = (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "
         f"{percent(rates_G @ others_G / others_G.sum())} of all others, a gap of {decimal(gap.value)}: "
         f"{claims.fairness}, as a gap counts as fair here up to {measured.fair_at.limit:g}, with its whole 95 % "
         f"interval; with a reject option that leaves {percent(1 - rejecting.measured.coverage)} of the records to a "
-        f"person, the gap is {decimal(less.value)} (interval {interval(less)}): {rejecting.fairness}, and "
-        f"{percent(rejecting.measured.accuracy)} of its answers are right."
+        f"person ({percent(1 - refused.coverage)} of “{refused.name}”), the gap is {decimal(less.value)} (interval "
+        f"{interval(less)}): {rejecting.fairness}, and {percent(rejecting.measured.accuracy)} of its answers are right."
     )
     return [accuracy, fairness]
