@@ -2,9 +2,9 @@
 :class:`FairSearchCV` searches its settings within the privacy guarantee.
 
 The parameters are the sections of the method's configuration, as for the command line. Parameters that are left out are
-chosen from public facts (:mod:`fairpate.methods.base`): the number of records, the number of public ones, and whether
-they are pictures. Features of tables become floats, pictures stay bytes. A column of ``X`` may contain the groups: it
-is removed before anything is learned.
+chosen from facts that count as public (:mod:`fairpate.methods.base`): the number of records, the number of public ones,
+and whether they are pictures. Features of tables become floats, pictures stay bytes. A column of ``X`` may contain the
+groups: it is removed before anything is learned.
 
 A saved estimator is a folder without pickle and without private records; an embedding of pictures contains some public
 ones:
@@ -559,9 +559,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     ``method`` is a name of `fairpate methods`, or ``module:Class`` of your own. Every section of its configuration is a
     parameter, given as the section or as a mapping: ``target``, ``student``, ``public_data``, ``noise``, and those of
-    the method itself, such as ``dp_fermi``. Settings that are not given are chosen from public facts: the number of
-    private records, the number of public ones, and whether they are pictures. Single settings are reached as
-    ``dp_fermi__weight``, in ``set_params`` and in searches. Further parameters:
+    the method itself, such as ``dp_fermi``. Settings that are not given are chosen from facts that count as public:
+    the number of private records, the number of public ones, and whether they are pictures. Single settings are reached
+    as ``dp_fermi__weight``, in ``set_params`` and in searches. Further parameters:
 
     - ``epsilon``, ``delta``, ``model``, ``calibration``: short for ``target.epsilon``, ``target.delta``,
       ``student.model`` and ``public_data.calibration``, which they override; None: not given.

@@ -68,7 +68,7 @@ def run(
     keep: Annotated[str | None, typer.Option(metavar="SHARE"), base.Sets("aggregator.keep")] = None,
     yes: base.Yes = False,
 ) -> Output:
-    """Train one method, and publish its model, metrics and report with the privacy guarantee.
+    """Train one method, and publish its model with its privacy guarantee, its metrics and a report.
 
     Without arguments: train FairPATE on an embedded data set, in a minute. With --data, --method or --epsilon and no
     CONFIG, all other settings are chosen for the data set from public facts.

@@ -408,7 +408,7 @@ class MeasuredClaims:
             rows.append((name, ", ".join(found)))
         rows += [("called fair", f"{fair_words(measured.fair_at)}, with its whole interval: {self.fairness_words}")]
         rows += [("not shown", hidden)] if hidden else []
-        rows += [("metrics", measured.words["covered"])] if measured.metrics != "outside" else []
+        rows += [("metrics", measured.words["covered"])]
         if self.without_privacy is not None:
             rows.append(("without privacy", f"{_learned_without_privacy(self.without_privacy)}; operator only"))
         return rows
@@ -563,8 +563,8 @@ class PrivatePopulation:
     computed from a release of noisy sums by group.
 
     The estimates are post-processing of what was released (:mod:`fairpate.fairness.rates`): they have no privacy cost
-    and may be published, unlike metrics on test records. Each has an interval at ``level``; gaps are over answered
-    records.
+    and its epsilon covers them, unlike exact metrics of test records. Each has an interval at ``level``; gaps are over
+    answered records.
     """
 
     level: float

@@ -527,8 +527,8 @@ class Card:
         # What the guarantee does not protect is a condition of publishing, not a caution below it.
         bare = privacy.not_protected
         publishable = [
-            "The model's file, any number of its predictions at no further cost, and anything computed from them"
-            + (f", if these may be public too: {bare}." if bare else "."),
+            "The model's file, any number of its predictions for public records at no further cost, and anything "
+            "computed from these" + (f", if these may be public too: {bare}." if bare else "."),
             "Epsilon, delta, unit and relation as stated here, always together.",
             records.WORDS["publishing_metrics"][measured.metrics],
         ]

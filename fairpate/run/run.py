@@ -4,7 +4,8 @@ guarantee, and write the pages.
 The steps are the same for every method. Public records may pre-train, label and calibrate the model; a reject option
 may refuse predictions; the run writes one statement, one record and one report. A model without a privacy guarantee is
 written to ``private/``. Everything else is published with the statement of its cost: private records affect ``public/``
-only through the events of the method's releases (:class:`fairpate.run.release_log.ReleaseLog`).
+only through the events of the method's releases (:class:`fairpate.run.release_log.ReleaseLog`), and test records
+through exact metrics, which no guarantee covers unless they are asked for as private.
 
 A stage whose file exists is finished and is read back, so that a repeated command resumes the run. A released model is
 never trained again.
@@ -307,10 +308,12 @@ def describe(
     elif cost is None:
         sentence = f"{run.method} on {data} would give no privacy guarantee."
     else:
+        is_there = cost.relation == "add or remove one"
+        guess = f"whether one {cost.unit} was there" if is_there else f"between two values of one {cost.unit}"
         sentence = (
             f"{run.method} on {data} would spend epsilon {epsilon_text(cost.epsilon)} at delta "
-            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): its model improves the odds of a guess about one "
-            f"{cost.unit} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most."
+            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): its model improves the odds of a guess "
+            f"{guess} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most, but for delta."
         )
     headings = ["epsilon", "votes a label", "noise", "lead needed", "labels"]
     # Accuracy is forecast from published runs alone: how often a label survives its noise says little about how often

@@ -76,8 +76,8 @@ def test_a_run_without_votes_tells_its_training_and_no_queries() -> None:
     words = Page(public_report(published(**own, not_protected="features"))).words
     for expected in (
         "The model was trained by dp_<sgd>, which cost ε\u00a0=\u00a06.13.",
-        "From private records to a model Of the private records only the trained model leaves the operator, and the "
-        "noisy table where it learned from one; ε covers both.",
+        "From private records to a model The model, and the noisy table where it learned from one, were computed from "
+        "private records at the cost ε",
         "Touched private records: 5 Gaussian sums over Poisson samples. Noise: from operating-system entropy",
         "How the model treats the groups",
         "The model, and whatever is computed from it, satisfies (ε, δ)-differential privacy with ε\u00a0=\u00a06.13",
