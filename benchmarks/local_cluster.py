@@ -89,8 +89,14 @@ class Node:
                     found.append(int(process.name))
         return found
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process of it is left. Of one that was started just now /proc does not show the mark yet."""
+        return self._process.poll() is not None and not self.processes()
+
     def kill(self) -> None:
         """SIGKILL to everything at once, as when the machine is gone."""
+        self._process.kill()
         while self.processes():
             self._signal(signal.SIGKILL)
             self._process.wait()
@@ -189,8 +195,7 @@ class Cluster:
         deadline_s = time.monotonic() + START_LIMIT_S
         while True:
             for node in self.workers:
-                if not node.processes():
-                    node.kill()
+                if node.has_ended:
                     node.start()
             if self._num_alive(len(self.nodes), limit_s=_ASKED_FOR_S) == len(self.nodes):
                 return
