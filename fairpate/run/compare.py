@@ -828,8 +828,8 @@ def claims_in_words(
     fairness = (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "
         f"{percent(rates_G @ others_G / others_G.sum())} of all others, a gap of {decimal(gap.value)}: "
-        f"{claims.fairness}, as a gap counts as fair here up to {measured.fair_at.limit:g}, with its whole 95 % "
-        f"interval; with a reject option that leaves {percent(1 - rejecting.measured.coverage)} of the records to a "
+        f"{claims.fairness}, as here a gap is fair if its whole 95 % interval is at most {measured.fair_at.limit:g}. "
+        f"With a reject option that leaves {percent(1 - rejecting.measured.coverage)} of the records to a "
         f"person ({percent(1 - refused.coverage)} of “{refused.name}”), the gap is {decimal(less.value)} (interval "
         f"{interval(less)}): {rejecting.fairness}, and {percent(rejecting.measured.accuracy)} of its answers are right."
     )

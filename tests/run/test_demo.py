@@ -43,7 +43,7 @@ def test_the_sentence_on_fairness_names_both_shares_the_gap_and_the_rule() -> No
     assert (
         f"“no” to 60.0{NB}% of the group “A” and to 30.0{NB}% of all others, a gap of 0.300: not fair, as" in sentence
     )
-    assert "as a gap counts as fair here up to 0.1, with its whole 95 % interval; with a reject option" in sentence
+    assert "as here a gap is fair if its whole 95 % interval is at most 0.1. With a reject option" in sentence
     assert "the gap is 0.020 (interval" in sentence
     assert f"): fair, and 90.0{NB}% of its answers are right." in sentence
 
