@@ -83,12 +83,13 @@ def command(*words: str) -> None:
     from fairpate import cli
 
     sys.argv = ["fairpate", *words]
-    with (
-        contextlib.suppress(SystemExit),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        cli.main()
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            cli.main()
+    except SystemExit as ended:
+        if ended.code:
+            raise RuntimeError(said.getvalue()) from ended
 
 
 def run_walk(folder: Path, name: str, words: tuple[str, ...], last: str) -> Walk:

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import math
 import os
 import re
 import subprocess
@@ -163,6 +164,11 @@ def test_the_demo_shows_what_the_runs_published(shown):
     assert '"releases": 3' in totals, "each private method releases once, also with a reject option or a second demo"
     (report,) = (folder / "runs" / "demo" / "chosen" / "public").glob("report.html")
     assert shown["files"]["this model"] == str(report.relative_to(folder))
+    # A choice costs as much as all candidates, and the statement of the chosen model says so.
+    cost = sum(shown["models"][name]["epsilon"] for name in names[:3])
+    assert f"ε = {math.ceil(100 * cost) / 100:.2f} (δ = 3·10⁻⁵)" in shown["sentences"][-1]
+    chosen = json.loads(report.with_name("statement.json").read_text(encoding="utf-8"))
+    assert shown["sentences"][-1] in chosen["remarks"]
     assert load_student(report.with_name("student.safetensors")).card.idp3 is not None
 
 

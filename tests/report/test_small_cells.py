@@ -22,6 +22,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from fairpate.config import EvaluationConfig
 from fairpate.report.metrics import Evaluation, evaluate, shown_records
 from fairpate.report.records import RunStatement
+from fairpate.report.run_page import answered_words
 from fairpate.run.private_metrics import assess
 from fairpate.types import GateRule
 
@@ -62,6 +63,8 @@ def test_four_records_decide_no_verdict_and_are_in_no_number() -> None:
     found = evaluation(FOUR)
     assert found.disparity == pytest.approx(0, abs=0.02)
     assert found.not_measured == ("children",)
+    assert answered_words(found) == "all test records of groups that are large enough"
+    assert answered_words(full) == "all test records"
     children = found.to_json()["groups"][2]
     assert children == {"name": "children", **dict.fromkeys(("num_records", "num_answered", "coverage", "accuracy"))}
     assert found.confusion_GYC[2] is None
