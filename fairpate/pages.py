@@ -152,17 +152,23 @@ def delta_text(value: float) -> str:
     return f"10{raised}" if mantissa == "1" else f"{mantissa}·10{raised}"
 
 
+def question(unit: Unit, relation: Relation) -> str:
+    """Return the question about one privacy unit on which a guarantee bounds guesses, as the object of "to guess"."""
+    is_added = relation == "add or remove one"
+    if unit in UNITS:
+        return (_WHETHER if is_added else _WHICH)[unit]
+    return f"whether one given {unit} {'was behind the votes' if is_added else 'had one of two contents'}"
+
+
 def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, seen: str) -> str:
     """Return one or two sentences on what an attacker who sees ``seen`` (the published output, in words) can learn
     about one privacy unit."""
     if math.isinf(epsilon):
         return f"No ε is finite: there is no bound on what can be learned about one {unit}."
-    if unit in UNITS:
-        guess = (_WHETHER if relation == "add or remove one" else _WHICH)[unit]
-    else:
-        question = "was behind the votes" if relation == "add or remove one" else "had one of two contents"
-        guess = f"whether one given {unit} {question}"
-    guess = f"Somebody who sees {seen}, knows all other private data and, at even odds, has to guess {guess}"
+    guess = (
+        f"Somebody who sees {seen}, knows all other private data and, at even odds, has to guess "
+        f"{question(unit, relation)}"
+    )
     share = most_often_right(epsilon, delta)
     if strength(epsilon, delta) == "void":
         return (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def demo(out: Path = Path("runs/demo")) -> Output:
-    """Compare private methods on an embedded table of loans, and state the outcome in two sentences.
+    """Compare private methods on an embedded table of loans, and state the outcome in a few sentences.
 
     Takes a minute.
 

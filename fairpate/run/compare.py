@@ -823,7 +823,7 @@ def claims_in_words(
         f"answers are right, and {percent(without.measured.accuracy)} of those of the same model that learned from the "
         "same records without privacy."
     )
-    # The share of a group that is too small is NaN, which is below nothing.
+    # The coverage of a group that is too small is NaN, and such a group is passed over.
     refused = max(rejecting.measured.groups, key=lambda each: 1 - each.coverage if each.coverage < 1 else 0.0)
     fairness = (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "
