@@ -10,6 +10,7 @@ Shapes: Q queries, C classes, G groups.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -439,6 +440,18 @@ def restored(kind: type[ItemT], value: Any) -> ItemT:
     elif kind is float and value is None:
         found = math.nan
     return found
+
+
+def joined_names(parts: Sequence[str], mark: str) -> str:
+    """Return the name of an intersection of groups: the names of its ``parts`` with ``mark`` between them, as in ``F ·
+    old``.
+
+    A part that contains the mark is written as a JSON string, as in ``"a · b" · c``: different parts, if they are as
+    many, never have the same name.
+    """
+    return f" {mark} ".join(
+        json.dumps(part, ensure_ascii=False) if mark in part or part.startswith('"') else part for part in parts
+    )
 
 
 Advance = Callable[[int, int], None]

@@ -37,7 +37,7 @@ from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
 from fairpate.data.pictures import LEVEL, PicturesConfig, decode, folder_table, pictures_in
 from fairpate.data.tables import Feature, Group, Label, NumberRange, TableFaults, Texts, When, several
-from fairpate.types import DataError, DataSettingsError, IntArray
+from fairpate.types import DataError, DataSettingsError, IntArray, joined_names
 
 
 class Choice(Section):
@@ -434,7 +434,7 @@ class Declaration(Section):
         """Return the names of the groups in the order of their codes. For an intersection, each name joins the groups
         of several attributes, and the last attribute varies fastest."""
         names = (group.names for group in self.chosen_groups(options).values())
-        return tuple(" & ".join(each) for each in itertools.product(*names))
+        return tuple(joined_names(each, "&") for each in itertools.product(*names))
 
     def visible(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
         """Return the columns that become features with these ``options``. The sensitive attribute, and columns computed

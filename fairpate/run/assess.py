@@ -6,7 +6,9 @@ and the person. Each column of groups divides the records and, with several colu
 *Selection rates* follow New York City's Local Law 144 of 2021 (6 RCNY 5-301): the share of a group that is selected, or
 that gets a score above the median of all records, and the impact ratio, which is the group's rate over the highest
 group's. The report points out a ratio below four fifths (29 CFR 1607.4 D). A group with less than ``LEAST_SHARE`` of
-the records has no ratio and takes no part in the highest rate, as the rules allow.
+the records has no ratio and takes no part in the highest rate, as the rules allow. If nobody is selected, the ratio is
+0 / 0: it is undefined, and the report says so. Records whose score equals the median are counted, and the smallest
+ratio is stated for both readings, because scores with few values may have most records at the median.
 
 *Small groups.* The finest division is by all columns together. A group there with fewer than ``least_cell`` records (or
 persons) is left out of every division, with enough other groups that no difference of shown totals reveals it
@@ -44,7 +46,16 @@ from fairpate.report.records import Fairness, MeasuredClaims, fair_words, upper
 from fairpate.report.run_page import treated
 from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing
-from fairpate.types import DataError, DataSettingsError, FairRule, FloatArray, IntArray, UsageError, strict
+from fairpate.types import (
+    DataError,
+    DataSettingsError,
+    FairRule,
+    FloatArray,
+    IntArray,
+    UsageError,
+    joined_names,
+    strict,
+)
 
 FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02
@@ -62,8 +73,9 @@ class GroupSelection:
     """The selection rate and the impact ratio of one group, with intervals; NaN where undefined.
 
     ``num_records`` is the number of the group's records whose prediction is not a refusal, ``num_selected`` how many of
-    them are selected. For a group with too few records to be shown both are None, and the rate and ratio are NaN.
-    ``is_rare``: the group has less than ``LEAST_SHARE`` of all records, so it has no impact ratio.
+    them are selected. For a group with too few records to be shown both are None, and the rate and ratio are NaN. If no
+    group has a record that is selected, the ratio is NaN. ``is_rare``: the group has less than ``LEAST_SHARE`` of all
+    records, so it has no impact ratio.
     """
 
     name: str
@@ -81,7 +93,9 @@ class GroupSelection:
             return "too few records to be shown"
         if self.is_rare:
             return f"under {percent(LEAST_SHARE, digits=0)} of the records: no ratio"
-        if self.ratio.value >= FOUR_FIFTHS or math.isnan(self.ratio.value):
+        if math.isnan(self.ratio.value):
+            return "no ratio: no selected record to compare with"
+        if self.ratio.value >= FOUR_FIFTHS:
             return ""
         return "below four fifths" + (", its interval reaches above" if self.ratio.high >= FOUR_FIFTHS else "")
 
@@ -92,30 +106,64 @@ class Division:
     columns.
 
     ``measured``: accuracy and the fairness gaps of all notions of fairness; None if the table has no true labels.
+    ``num_tied``: the number of records, if there are several, whose score equals the median of all; they are not
+    selected. ``if_tied``: the groups as they would be if these records were selected; empty if there are none.
     """
 
     name: str
     groups: tuple[GroupSelection, ...]
     measured: Evaluation | None
+    num_tied: int = 0
+    if_tied: tuple[GroupSelection, ...] = ()
 
     @property
     def least(self) -> GroupSelection | None:
         """The group with the smallest impact ratio (its selection rate over the highest group's); None if no two groups
         can be compared."""
-        known = [group for group in self.groups if not math.isnan(group.ratio.value)]
-        return min(known, key=lambda group: group.ratio.value) if len(known) > 1 else None
+        return _least(self.groups)
+
+    @property
+    def smallest_ratio(self) -> float:
+        """The smallest impact ratio of any group, also if records at the median score were selected; inf without a
+        ratio."""
+        found = [least.ratio.value for groups in (self.groups, self.if_tied) if (least := _least(groups)) is not None]
+        return min(found, default=math.inf)
 
     @property
     def words(self) -> str:
-        """Sentences on the smallest impact ratio of any group, and on the groups that have too few records to be
-        compared."""
-        least = self.least
-        if least is None:
-            return "No two groups can be compared."
-        words = f"The smallest impact ratio is {least.ratio.value:.2f} ({interval(least.ratio)}), of {least.name}: "
-        words += "below four fifths." if least.ratio.value < FOUR_FIFTHS else "no group is below four fifths."
-        rare = [group.name for group in self.groups if group.is_rare]
-        return f"{words} Under {percent(LEAST_SHARE, digits=0)} of the records: {', '.join(rare)}." if rare else words
+        """Sentences on the smallest impact ratio of any group, on records at the median score, and on the groups that
+        have too few records to be compared."""
+        sentences = [_ratio_words(self.groups)]
+        if self.num_tied:
+            other = _ratio_words(self.if_tied)
+            sentences.append(
+                f"{count(self.num_tied)} records have exactly the median score and are not above it. If they were "
+                f"selected too: {other[0].lower()}{other[1:]}"
+            )
+        if rare := [group.name for group in self.groups if group.is_rare]:
+            sentences.append(f"Under {percent(LEAST_SHARE, digits=0)} of the records: {', '.join(rare)}.")
+        return " ".join(sentences)
+
+
+def _least(groups: Sequence[GroupSelection]) -> GroupSelection | None:
+    """Return the group with the smallest impact ratio; None if no two groups have one."""
+    known = [group for group in groups if not math.isnan(group.ratio.value)]
+    return min(known, key=lambda group: group.ratio.value) if len(known) > 1 else None
+
+
+def _ratio_words(groups: Sequence[GroupSelection]) -> str:
+    """Return a sentence on the smallest impact ratio of the ``groups``, or on why there is none."""
+    least = _least(groups)
+    if least is not None:
+        ratio = least.ratio.value
+        # With more digits where two would show a ratio below four fifths as four fifths.
+        shown = next(text for digits in (2, 3, 6, 17) if (float(text := f"{ratio:.{digits}f}") < 0.8) == (ratio < 0.8))
+        words = f"The smallest impact ratio is {shown} ({interval(least.ratio)}), of {least.name}: "
+        return words + ("below four fifths." if ratio < FOUR_FIFTHS else "no group is below four fifths.")
+    compared = [group for group in groups if group.num_records is not None and not group.is_rare]
+    if len(compared) > 1 and not any(group.num_selected for group in compared):
+        return "Nobody is selected in the groups that are compared: the impact ratio is 0 / 0 and undefined."
+    return "No two groups can be compared."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +203,7 @@ class AssessedPredictions:
     def line(self) -> str:
         """The verdict in one line: fair or not by the user's rule, the accuracy, and the smallest impact ratio."""
         # A division without a ratio counts as the best one: any other has more to say.
-        ratios = min(self.divisions, key=lambda each: each.least.ratio.value if each.least else math.inf).words
+        ratios = min(self.divisions, key=lambda each: each.smallest_ratio).words
         if self.judged is None:
             return ratios
         division, claims = self.judged
@@ -199,6 +247,7 @@ class AssessedPredictions:
                     }
                     for group in each.groups
                 ],
+                "num_tied": each.num_tied,
                 "evaluation": None if each.measured is None else each.measured.to_json(),
             }
             for each in self.divisions
@@ -267,7 +316,11 @@ def assess_predictions(
     class that counts as being selected; default: of two classes the last in alphabetical order. With ``score``, a
     column of scores instead of classes, a record is selected if its score lies above the median of all. Groups of fewer
     than ``least_cell`` records or persons are left out. ``fair_at`` is the user's rule of fairness for the verdict, and
-    ``seed`` seeds the bootstrap. UsageError, or DataError for a damaged file, says what is wrong.
+    ``seed`` seeds the bootstrap.
+
+    ``selected`` must be given if the predictions are all of one class and there are no labels of another, because it
+    may be the class that selects or not. If predictions and labels each have a class that the other lacks, they are
+    taken for two spellings of one class and refused. UsageError, or DataError for a damaged file, says what is wrong.
 
     >>> found = assess_predictions(
     ...     {"prediction": ["yes", "no"] * 20 + ["yes"] * 20, "sex": ["F"] * 40 + ["M"] * 20},
@@ -278,6 +331,7 @@ def assess_predictions(
     """
     if not groups:
         raise UsageError("--group: expected at least one column of groups, got none; name one, such as --group sex.")
+    groups = list(dict.fromkeys(groups))
     if score is not None and label is not None:
         raise UsageError("--label: needs predicted classes, but --score was given; leave out one of the two options.")
     if least_cell < 1:
@@ -304,6 +358,7 @@ def assess_predictions(
                 f"{option}: {count(missing)} records have no {name}; complete this column or remove the records."
             )
     classes: tuple[str, ...] = ()
+    tied_N = np.zeros(len(answered_N), np.bool_)
     if score is not None:
         try:
             scores_N = text[score].astype(np.float64)
@@ -315,16 +370,29 @@ def assess_predictions(
             raise UsageError(
                 f"--score: expected finite numbers in column {score!r}; remove rows with NaN or infinite scores."
             )
-        selected_N, selected_words = scores_N > np.median(scores_N), f"{score} above the median of all records"
+        median = np.median(scores_N)
+        selected_N, tied_N = scores_N > median, scores_N == median
+        selected_words = f"{score} above the median of all records"
     else:
-        # True labels too: a class that is never predicted is a class all the same.
-        said = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
-        found = sorted(set(said.tolist()))
-        if selected is None and len(found) > 2:
+        predicted = set(text[prediction][answered_N].tolist())
+        true = predicted if label is None else set(text[label].tolist())
+        if (only_predicted := sorted(predicted - true)) and (only_true := sorted(true - predicted)):
             raise UsageError(
-                f"--selected: missing, but column {prediction} has {len(found)} classes; name the class that counts "
-                "as being selected."
+                f"--label: expected the classes of column {prediction} in column {label}, but only {prediction} has "
+                f"{_quoted(only_predicted)}, and only {label} has {_quoted(only_true)}; write every class alike in "
+                "both columns."
             )
+        # True labels too: a class that is never predicted is a class all the same.
+        found = sorted(predicted | true)
+        if selected is None and len(found) != 2:
+            several = f"{len(found)} classes"
+            one = f"the single class {found[0]!r}, which may be the one that selects or not"
+            raise UsageError(
+                f"--selected: missing, but column {prediction} has {one if len(found) == 1 else several}; name the "
+                "class that counts as being selected."
+            )
+        if selected is not None and selected not in found and len(found) == 1:
+            found.append(selected)  # the class that selects is never predicted
         if selected is not None and selected not in found:
             raise UsageError(
                 f"--selected: {selected!r} is not a class of column {prediction}{nearest(selected, found)}; name one "
@@ -348,13 +416,19 @@ def assess_predictions(
     for names in [[name] for name in groups] + ([list(groups)] if len(groups) > 1 else []):
         codes_N, group_names = _codes([text[name] for name in names])
         counted_N = kept_N & answered_N
-        chosen = _selections(
-            selected_N[counted_N],
-            codes_N[counted_N],
-            group_names,
-            persons_N=None if persons_N is None else persons_N[counted_N],
-            # The same draws for each division, whatever other columns are given.
-            generator=np.random.default_rng(seed),
+        num_tied = int((tied_N & counted_N).sum())
+        # One record alone at the median is the median of an odd number, and ties with none.
+        num_tied = num_tied if num_tied > 1 else 0
+        chosen, *if_tied = (
+            _selections(
+                each_N[counted_N],
+                codes_N[counted_N],
+                group_names,
+                persons_N=None if persons_N is None else persons_N[counted_N],
+                # The same draws for each division, whatever other columns are given.
+                generator=np.random.default_rng(seed),
+            )
+            for each_N in ([selected_N, selected_N | tied_N] if num_tied else [selected_N])
         )
         measured = None
         if label is not None:
@@ -372,7 +446,8 @@ def assess_predictions(
                 generator=np.random.default_rng(seed),
             )
             measured = replace(measured, fair_at=rule)
-        divisions.append(Division(name=" and ".join(names), groups=chosen, measured=measured))
+        tied: dict[str, Any] = {"num_tied": num_tied, "if_tied": if_tied[0]} if if_tied else {}
+        divisions.append(Division(name=" and ".join(names), groups=chosen, measured=measured, **tied))
         codes.append(codes_N[kept_N])
     finest_alone = False
     if label is not None and kept_N.any():
@@ -457,10 +532,18 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
     return title, found
 
 
+def _quoted(names: Sequence[str]) -> str:
+    """Return the first five of ``names``, each in quotation marks, as text."""
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[IntArray, tuple[str, ...]]:
     """Return the index of each record's group (N,), and the names of all groups. Each combination of values that occurs
     in ``columns`` is a group."""
-    joined = [" · ".join(parts) for parts in zip(*(column.tolist() for column in columns), strict=True)]
+    joined = [
+        parts[0] if len(parts) == 1 else joined_names(parts, "·")
+        for parts in zip(*(column.tolist() for column in columns), strict=True)
+    ]
     names, codes_N = np.unique(np.array(joined, dtype=np.str_), return_inverse=True)
     return codes_N.astype(np.int64), tuple(names.tolist())
 

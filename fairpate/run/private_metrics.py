@@ -430,7 +430,7 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     rate of any group.
 
     ``table_GYC``: counts by group, label and prediction, with Gaussian noise of standard deviation ``stddev``. All
-    ratios are NaN if the rates of fewer than two groups are known.
+    ratios are NaN if the rates of fewer than two groups are known, or if all known rates are 0.
 
     One group has the highest rate, so a group's impact ratio is the smallest of its ratios to all groups. The lower end
     of its interval is the smallest lower end of these ratios: it is valid as soon as the lower end for the group with
@@ -441,7 +441,8 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     """
     shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations())
     is_known_G = ~np.isnan(shares.value_EG[event])
-    if is_known_G.sum() < 2:
+    # A noisy number of predictions may be below 0: its rate is 0.
+    if is_known_G.sum() < 2 or not np.nanmax(shares.value_EG[event]) > 0:
         nothing = np.full((1, len(table_GYC)), np.nan)
         return _Shares(nothing, nothing, nothing)
     num_largest = int((shares.high_EG[event] >= np.nanmax(shares.low_EG[event])).sum())
@@ -615,7 +616,10 @@ def gap_of(
                 value = 1 - value[..., :, None] / value[..., None, :] + itself_GG
                 return _Shares(value, value, value)
             ratio, least, most = _ratios(own)
-            return _Shares(1 - ratio + itself_GG, 1 - most, 1 - least + itself_GG)
+            # Where the event occurs in no group, the ratio of its rates is 0 / 0.
+            occurs_EG = np.nan_to_num(own.value_EG).max(axis=-1, keepdims=True) > 0
+            undefined = np.where(occurs_EG, 0.0, np.nan)[..., None]
+            return _Shares(1 - ratio + itself_GG + undefined, 1 - most + undefined, 1 - least + undefined)
         # Without ends, the share alone: it is given three times.
         kept = slice(3 if has_ends else 1)
         if metric.compare is rates.pairwise:

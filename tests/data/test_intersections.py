@@ -55,6 +55,17 @@ def test_every_combination_is_a_group_in_the_order_of_the_names() -> None:
             assert by_race.group_names[int(z)] == f"{'white' if race == 'w' else 'other'} & {sex}"
 
 
+def test_different_combinations_have_different_names() -> None:
+    groups = {"one": {"values": ["x", "x & y"]}, "other": {"values": ["z", "y & z"]}}
+    people = list(itertools.product(["x", "x & y"], ["z", "y & z"], ["no", "yes"], range(20)))
+    one, other, label, _ = zip(*people, strict=True)
+    declared = DECLARED | {"groups": groups, "intersections": {"both": ["one", "other"]}}
+    declared["features"] = {"age": {"bounds": [0, 1000]}}
+    rows = {"age": list(range(len(people))), "one": one, "other": other, "y": label}
+    names = fairpate.load_data(declared, records=rows, options={"sensitive": "both"}).group_names
+    assert names == ("x & z", 'x & "y & z"', '"x & y" & z', '"x & y" & "y & z"')
+
+
 def test_none_of_its_attributes_is_a_feature_unless_asked_for() -> None:
     assert read(PEOPLE, "race_and_sex").feature_names == ("age",)
     assert read(PEOPLE, "race").feature_names == ("age", "sex=F", "sex=M")

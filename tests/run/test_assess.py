@@ -91,6 +91,116 @@ def test_a_score_above_the_median_selects() -> None:
     assert shown["b"].rate.value == np.mean(np.arange(25, 75) > median)
 
 
+SEX = ["F"] * 200 + ["M"] * 200
+TOP = [1] * 110 + [0] * 90 + [1] * 180 + [0] * 20  # .55 of F and .90 of M, a ratio of .61
+
+
+@pytest.mark.parametrize("scores", [(0, 1), (3, 5), (0.1, 0.9)])
+def test_scores_that_tie_at_the_median_are_counted_and_nobody_above_it_is_no_ratio_of_one(
+    scores: tuple[float, float],
+) -> None:
+    found = assess_predictions({"z": SEX, "s": [scores[top] for top in TOP]}, groups=["z"], score="s")
+    (division,) = found.divisions
+    assert [group.num_selected for group in division.groups] == [0, 0]
+    assert all(math.isnan(group.ratio.value) for group in division.groups)
+    assert all(group.remark.startswith("no ratio") for group in division.groups)
+    assert (division.num_tied, division.smallest_ratio) == (290, pytest.approx(0.55 / 0.90))
+    assert "0 / 0 and undefined. 290 records have exactly the median score" in found.line
+    ratio = "the smallest impact ratio is 0.61 (0.531 to 0.695), of F: below four fifths."
+    assert found.line.endswith(f"If they were selected too: {ratio}")
+    assert found.to_json()["divisions"][0]["groups"][0]["impact_ratio"] is None
+
+
+def test_some_scores_above_the_median_do_not_hide_the_ties() -> None:
+    """By hand: 20 of 200 are above it in both groups, a ratio of 1. 60 and 140 tie: 80 of 200 to 160 of 200 is .5."""
+    scores = [9] * 20 + [5] * 60 + [1] * 120 + [9] * 20 + [5] * 140 + [1] * 40
+    found = assess_predictions({"z": SEX, "s": scores}, groups=["z"], score="s")
+    assert "The smallest impact ratio is 1.00" in found.line
+    assert "If they were selected too: the smallest impact ratio is 0.50" in found.line
+    assert (found.divisions[0].num_tied, found.divisions[0].smallest_ratio) == (200, 0.5)
+    untied = assess_predictions({"z": ["a", "b"] * 100 + ["a"], "s": range(201)}, groups=["z"], score="s")
+    assert untied.divisions[0].num_tied == 0  # the median of an odd number
+
+
+def test_nobody_selected_is_undefined_and_not_a_ratio_of_one() -> None:
+    found = assess_predictions({"z": SEX, "prediction": [0] * 400, "label": TOP}, groups=["z"], label="label")
+    assert found.divisions[0].words == (
+        "Nobody is selected in the groups that are compared: the impact ratio is 0 / 0 and undefined."
+    )
+    assert "four fifths" not in found.line
+    named = assess_predictions({"z": SEX, "prediction": [0] * 400}, groups=["z"], selected="1")
+    assert "0 / 0 and undefined" in named.line
+    # Of a rare group alone, nothing is compared with it.
+    rare = {"z": ["a"] * 500 + ["b"] * 490 + ["c"] * 10, "prediction": [0] * 990 + [1] * 10}
+    assert "0 / 0 and undefined" in assess_predictions(rare, groups=["z"]).line
+    everybody = assess_predictions({"z": SEX, "prediction": [1] * 400}, groups=["z"], selected="1")
+    assert "smallest impact ratio is 1.00" in everybody.line
+    assert (
+        "No two groups can be compared." in assess_predictions({"z": ["a"] * 400, "prediction": TOP}, groups=["z"]).line
+    )
+
+
+def test_one_predicted_class_without_another_label_is_a_question() -> None:
+    with pytest.raises(UsageError, match=r"--selected: missing, but column prediction has the single class '0'"):
+        assess_predictions({"z": SEX, "prediction": [0] * 400}, groups=["z"])
+    with pytest.raises(UsageError, match=r"single class '0'"):
+        assess_predictions({"z": SEX, "prediction": [0] * 400, "y": [0] * 400}, groups=["z"], label="y")
+
+
+@pytest.mark.parametrize(
+    ("labels", "only_predicted", "only_true"),
+    [
+        (["<=50K.", ">50K."], "'<=50K', '>50K'", "'<=50K.', '>50K.'"),
+        (["<=50K", ">50K."], "'>50K'", "'>50K.'"),
+        (["<=50k", ">50K"], "'<=50K'", "'<=50k'"),
+        (["0", "1"], "'<=50K', '>50K'", "'0', '1'"),
+    ],
+)
+def test_labels_that_are_spelt_otherwise_are_refused_with_the_classes_of_one_column(
+    labels: list[str], only_predicted: str, only_true: str
+) -> None:
+    table = {"z": SEX, "said": [["<=50K", ">50K"][top] for top in TOP], "true": [labels[top] for top in TOP]}
+    for selected in (None, ">50K"):
+        with pytest.raises(UsageError) as error:
+            assess_predictions(table, groups=["z"], prediction="said", label="true", selected=selected)
+        assert f"only said has {only_predicted}, and only true has {only_true};" in str(error.value)
+
+
+def test_a_class_that_one_column_alone_has_is_no_other_spelling() -> None:
+    """A class may be never predicted, or predicted and never true."""
+    three = [["no", "yes", "maybe"][n % 3] for n in range(400)]
+    two = ["yes" if each == "maybe" else each for each in three]
+    for said, true in ((two, three), (three, two)):
+        found = assess_predictions({"z": SEX, "prediction": said, "y": true}, groups=["z"], label="y", selected="yes")
+        assert found.divisions[0].measured is not None
+        assert found.divisions[0].measured.accuracy == pytest.approx(
+            np.mean([a == b for a, b in zip(two, three, strict=True)])
+        )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("x · y", "z"), ("x", "y · z")),
+        (("x ·", "z"), ("x", "· z")),
+        (('"x · y"', "z"), ("x · y", "z")),
+        (("x", '"y · z"'), ("x", "y · z")),
+    ],
+)
+def test_intersections_of_different_groups_are_different_groups(one: tuple[str, str], other: tuple[str, str]) -> None:
+    pairs = [one] * 100 + [other] * 100
+    table = {"a": [a for a, _ in pairs], "b": [b for _, b in pairs], "prediction": [1] * 100 + [0] * 50 + [1] * 50}
+    found = assess_predictions(table, groups=["a", "b"])
+    crossed = found.divisions[-1].groups
+    assert sorted((group.num_records, group.rate.value) for group in crossed) == [(100, 0.5), (100, 1.0)]
+    assert len({group.name for group in crossed}) == 2
+
+
+def test_a_column_of_groups_that_is_named_twice_is_one_division() -> None:
+    found = assess_predictions({"z": SEX, "prediction": TOP}, groups=["z", "z"])
+    assert [(each.name, [group.name for group in each.groups]) for each in found.divisions] == [("z", ["F", "M"])]
+
+
 @pytest.mark.parametrize("change", ["no", ""])
 def test_no_number_of_any_division_shows_a_small_group(change: str) -> None:
     """One record of a group of nine changes, and nothing of the report does; with another rule it is shown."""
@@ -174,7 +284,8 @@ def test_the_command_writes_a_page_that_begins_with_what_it_is_not(fairpate: Any
     [
         ({"groups": ["sexx"]}, "no column sexx; did you mean sex"),
         ({"groups": []}, "at least one column of groups"),
-        ({"prediction": "race"}, "race has 6 classes; name the class"),
+        ({"prediction": "race"}, "only race has 'A', 'B', 'C', 'rare', and only truth has 'no', 'yes'"),
+        ({"prediction": "race", "label": None}, "race has 4 classes; name the class"),
         ({"selected": "maybe"}, "'maybe' is not a class of column hired"),
         ({"score": "hired", "label": None}, "expected a number in every row"),
         ({"score": "hired"}, "leave out one of the two options"),

@@ -633,6 +633,19 @@ def test_without_noise_estimates_are_the_metrics_of_the_counts() -> None:
     )
 
 
+def test_an_impact_ratio_of_nobody_is_undefined_and_not_one() -> None:
+    """The noise of a count of 0 may be below 0 for every group: 0 / 0, and no gap of 0."""
+    nobody_GYC = np.array([[[400.0, -2.0], [300.0, -1.0]], [[200.0, -3.0], [100.0, -1.0]]])
+    assert np.isnan(impact_ratios(nobody_GYC, 3.73, 1).value_EG).all()
+    gap = private_metrics.gap_of(rates.impact_shortfall, nobody_GYC, 3.73, str)
+    assert math.isnan(gap.value)
+    assert math.isnan(gap.high)
+    # Of three classes, one that occurs: ratios of the others are left out.
+    some_GYC = np.array([[[400.0, 100.0, -1.0]] * 3, [[300.0, 60.0, -1.0]] * 3])
+    found = private_metrics.gap_of(rates.impact_shortfall, some_GYC, 1e-9, str)
+    assert found.value == pytest.approx(1 - (60 / 359) / (100 / 499))
+
+
 def test_what_does_not_stand_out_of_the_noise_is_undefined_and_never_zero() -> None:
     draws = np.random.default_rng(3)
     none = evaluated(released(np.zeros((2, 2, 2)), 3.73, np.random.default_rng(5)))
