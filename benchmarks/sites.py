@@ -235,7 +235,7 @@ class Counted(CoordinatorClient):
 
 folder, url = Path(sys.argv[1]), sys.argv[2]
 client = Counted(url, wait_s=300)
-plan = read_plan(client.request("/v1/plan"), url)
+plan = read_plan(client.request("/v1/plan", most_bytes=2**20), url)
 with closing(Messenger(plan, read_key(folder / "own.key"), client)) as messenger:
     messenger.begin(folder / "journal.sqlite", folder / "begun", b"", lambda: None)
     began_s, client.sent, client.received = time.process_time(), 0, 0

@@ -21,8 +21,17 @@ from aggregator.service.auth import is_loopback
 from fairpate.http_server import FaultError, HttpServer, HttpSettings, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.sites.plan import Journal, PlanError, SitePlan, config_of, embedding_file, loader_of, read_plan
-from fairpate.sites.secure_sum import ENDED, STEPS, Coordinator, LateError, SumError
+from fairpate.sites.plan import (
+    MOST_FILE_BYTES,
+    Journal,
+    PlanError,
+    SitePlan,
+    config_of,
+    embedding_file,
+    loader_of,
+    read_plan,
+)
+from fairpate.sites.secure_sum import ENDED, LISTS, STEPS, Coordinator, LateError, SumError
 from fairpate.types import IntArray
 
 if TYPE_CHECKING:
@@ -78,6 +87,11 @@ class CoordinatorSums:
             raise SumError(
                 "The coordinator's data set has private records; remove them from it, and let one more site join with "
                 "these records."
+            )
+        if len(about) > MOST_FILE_BYTES:
+            raise SumError(
+                f"The model's file has {len(about)} bytes, and sites accept at most {MOST_FILE_BYTES}; make a new plan "
+                "with a smaller model."
             )
         with self._changed:
             if self._plan.reads_model(number):
@@ -204,7 +218,7 @@ class CoordinatorSums:
         list is open. ``name``: `members` (the participants), `survivors` (sites that sent masked numbers), `agreement`
         (survivors that signed the list of survivors) or `sum`."""
         machine = self._machine(number)
-        if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
+        if name not in LISTS or not 0 <= place < len(self._plan.sites):
             words = "The path must end in members, survivors, agreement or sum, and a site's number; correct the path."
             raise FaultError(404, "path", f"{name}/{place}", words)
         with self._changed:

@@ -22,6 +22,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
 
 Format = Literal["fairpate.site-plan/1"]
 (FORMAT,) = get_args(Format)
+# A plan comes from a coordinator that may lie: what it makes a site compute, keep or fetch is bounded.
+MOST_PLAN_BYTES = 2**20
+MOST_FILE_BYTES = 2**28
+"""The largest embedding, and the largest model, that a coordinator may send to a site."""
+_MOST_SITES, _MOST_SUMS, _MOST_NUMBERS = 1000, 1000, 2**27
 _NAME = re.compile(r"[\w .-]{1,64}")
 _OF_A_MACHINE = re.compile(r"(out|data\.data_dir|data\.declaration|ray|storage|(.*\.)?weights)(\..*)?")
 
@@ -81,10 +87,10 @@ class SitePlan(Section):
     settings: dict[str, Any]
     unit: Unit
     events: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
-    sums: Annotated[tuple[PlannedSum, ...], Field(min_length=1)]
+    sums: Annotated[tuple[PlannedSum, ...], Field(min_length=1, max_length=_MOST_SUMS)]
     public_arrays: str
     embedding: str | None
-    sites: dict[str, str]
+    sites: Annotated[dict[str, str], Field(max_length=_MOST_SITES)]
     may_vanish: int
     may_collude: int
     test_events: tuple[dict[str, Any], ...]
@@ -97,6 +103,12 @@ class SitePlan(Section):
                 "sites: expected names of at most 64 letters, digits, spaces, dots, dashes or underscores; rename "
                 "the sites."
             )
+        for number, each in enumerate(self.sums):
+            if each.rows * each.columns > _MOST_NUMBERS:
+                raise PlanError(
+                    f"sums.{number}: expected at most {_MOST_NUMBERS} numbers, got {each.rows} x {each.columns}; make "
+                    "a plan with fewer public records, features or classes."
+                )
         # What an author's file says of folders, packages or machines would be done here, unseen.
         said = [field for field, value in flattened(self.settings).items() if value not in (None, {})]
         if refused := list(filter(_OF_A_MACHINE.fullmatch, said)):
@@ -176,6 +188,7 @@ class SitePlan(Section):
         )
 
 
+@lru_cache(2 * _MOST_SITES)  # each of a plan's sums has the same keys, and testing a key takes a while
 def public_keys(text: str, field: str) -> PublicKeys:
     """Parse a site's public keys from ``text``, as :func:`key_text` writes them. PlanError for other text. The error's
     message begins with ``field``, the name of the field that contains the text."""
@@ -190,7 +203,13 @@ def public_keys(text: str, field: str) -> PublicKeys:
 
 def read_plan(content: bytes, where: str) -> SitePlan:
     """Parse a plan, the terms of a release over sites, from ``content``, the bytes of its file. PlanError if it is not
-    a valid plan. The error's message begins with ``where``, the source of the bytes."""
+    a valid plan, or longer than ``MOST_PLAN_BYTES``. The error's message begins with ``where``, the source of the
+    bytes."""
+    if len(content) > MOST_PLAN_BYTES:
+        raise PlanError(
+            f"{where}: not a plan (expected at most {MOST_PLAN_BYTES} bytes, got {len(content)}); give the file that "
+            "`fairpate site plan` wrote."
+        )
     try:
         plan = SitePlan.model_validate_json(content, strict=True)
     except ValidationError as error:
@@ -291,6 +310,9 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     sums: list[PlannedSum] = []
 
     def recorded(exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:  # noqa: ARG001
+        # A site rehearses the settings of a plan before its operator agrees to it.
+        if len(sums) == _MOST_SUMS:
+            raise ConfigError(f"method: these settings release more than {_MOST_SUMS} sums; set fewer rounds.")
         rows, columns = exact_RW.shape
         sums.append(PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev))
         return np.zeros_like(exact_RW)
@@ -338,6 +360,11 @@ def make_plan(
         with TemporaryDirectory() as folder:
             save_embedding(dataset.embedding, path := Path(folder) / "embedding.safetensors")
             embedding = path.read_bytes()
+        if len(embedding) > MOST_FILE_BYTES:
+            raise PlanError(
+                f"data.embedding: its file has {len(embedding)} bytes, and sites accept at most {MOST_FILE_BYTES}; "
+                "choose a smaller embedding."
+            )
     # Paths differ between the parties; of the declaration, its digest goes into the plan.
     settings = config.model_dump(mode="json", exclude={"out": True, "ray": True, "data": {"data_dir", "declaration"}})
     values = {

@@ -45,6 +45,8 @@ from fairpate.types import IntArray, UserError
 
 Step = Literal["hello", "masked", "agreed", "shares"]
 STEPS: tuple[Step, ...] = get_args(Step)  # the messages that a site sends, in this order
+List = Literal["members", "survivors", "agreement", "sum"]
+LISTS: tuple[List, ...] = get_args(List)  # the messages that the coordinator answers with, in this order
 # The key in a site's store of the reason why the sum ended; stored when its secrets are erased.
 ENDED = "ended"
 Words = npt.NDArray[np.uint64]
@@ -235,6 +237,14 @@ class Draw:
                 "make a new plan."
             )
         return {place: rest[size * row : size * (row + 1)] for row, place in enumerate(places)}
+
+    def longest(self, name: List) -> int:
+        """Return the largest length in bytes that the coordinator's message ``name`` can have: a list of sites, with
+        all of them in it, or the sum."""
+        if name == "sum":
+            return 8 * self.size
+        each = {"members": _HEAD + _SEALED, "survivors": _HASH + _SIGNATURE, "agreement": _SIGNATURE}[name]
+        return len(self.sites) * (1 + each)
 
     def digest(self, heads: Mapping[int, bytes], survivors: bytes | None = None) -> bytes:
         """Return the digest that sites sign: of the list of participants or, with ``survivors``, of this list and the

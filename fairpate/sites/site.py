@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import signal
@@ -32,7 +33,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -41,8 +42,8 @@ import numpy as np
 from fairpate.files import sync, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.sites import plan as plans
-from fairpate.sites.plan import Journal, PlanError, SitePlan
-from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError, sum_of
+from fairpate.sites.plan import MOST_FILE_BYTES, MOST_PLAN_BYTES, Journal, PlanError, SitePlan
+from fairpate.sites.secure_sum import List, Site, SiteKey, Step, SumError, sum_of
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError
 
@@ -61,8 +62,8 @@ _PATIENCE_S = 2.0  # without a word about waiting
 _LEAVES_S = 30.0  # a process that closed its end of a pipe
 # An environment variable that names a lock file: only one of the processes that compute tables works at a time.
 TURN = "FAIRPATE_TURN"
+_SHORT_BYTES = 2**16  # of a reply that reports an error, or only that a message was received
 _HERE = ("localhost", "127.0.0.1", "::1")
-List = Literal["members", "survivors", "agreement", "sum"]
 
 
 class CoordinatorError(UserError):
@@ -72,7 +73,8 @@ class CoordinatorError(UserError):
 
 class CoordinatorClient:
     """Sends a site's requests to the coordinator, and repeats each for up to ``wait_s`` seconds while the coordinator
-    cannot be reached or has no answer yet."""
+    cannot be reached or has no answer yet. No reply is kept beyond the length that an honest one can have, and none may
+    be compressed: the coordinator is not trusted with this machine's memory."""
 
     def __init__(self, url: str, *, wait_s: float, ca: str | None = None) -> None:
         parts = urlsplit(url)
@@ -83,18 +85,31 @@ class CoordinatorClient:
         # Over plain HTTP there is no certificate to verify, and reading the known authorities takes a while.
         verify = parts.scheme == "https" if ca is None else ssl.create_default_context(cafile=ca)
         # Neither proxies nor certificates come from environment variables.
-        self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
+        self._http = httpx.Client(
+            base_url=url,
+            timeout=_TIMEOUT_S,
+            verify=verify,
+            trust_env=False,
+            headers={"Accept-Encoding": "identity"},
+        )
         self._wait_s, self.close = wait_s, self._http.close
 
     def request(
-        self, path: str, content: bytes | None = None, *, wait_s: float | None = None, into: Path | None = None
+        self,
+        path: str,
+        content: bytes | None = None,
+        *,
+        most_bytes: int = _SHORT_BYTES,
+        wait_s: float | None = None,
+        into: Path | None = None,
     ) -> bytes | None:
         """Send ``content`` to the coordinator's ``path``, or fetch ``path`` if there is no ``content``; return the
         reply, or None if the coordinator answers that the message came too late.
 
         The request is repeated for up to ``wait_s`` seconds (None: the ``wait_s`` of this client) until there is a
         reply. With ``into``, the reply is written to this file piece by piece, and empty bytes are returned.
-        CoordinatorError if the coordinator ended the plan or refused the message, or if time is up.
+        CoordinatorError if the coordinator ended the plan or refused the message, if its reply has more than
+        ``most_bytes`` or is compressed, or if time is up.
         """
         wait_s = self._wait_s if wait_s is None else wait_s
         deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
@@ -103,11 +118,14 @@ class CoordinatorClient:
             try:
                 # Safe to repeat: the coordinator keeps the first message, and the same again changes nothing.
                 with self._http.stream(method, path, content=content) as reply:
-                    if into is not None and reply.status_code == 200:
+                    if reply.status_code != 200:
+                        text = _beginning(reply)
+                    elif into is None:
+                        return b"".join(_pieces(reply, most_bytes, path))
+                    else:
                         with into.open("wb") as file:
-                            file.writelines(reply.iter_bytes())
+                            file.writelines(_pieces(reply, most_bytes, path))
                         return b""
-                    reply.read()
             except httpx.TransportError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):  # waiting does not make it valid
                     raise CoordinatorError(
@@ -116,13 +134,11 @@ class CoordinatorClient:
                     ) from error
                 reason = f"cannot be reached ({error})"
             else:
-                if reply.status_code == 200:
-                    return reply.content
                 if reply.status_code == 409:
                     return None
                 try:
-                    words = "; ".join(f"{each['value']}: {each['remedy']}" for each in reply.json()["errors"])
-                except (ValueError, KeyError, TypeError):
+                    words = "; ".join(f"{each['value']}: {each['remedy']}" for each in json.loads(text)["errors"])
+                except (ValueError, KeyError, TypeError, RecursionError):
                     words = f"status {reply.status_code}"
                 if reply.status_code == 410:
                     raise PlanEndedError(
@@ -142,6 +158,41 @@ class CoordinatorClient:
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _beginning(reply: httpx.Response) -> bytes:
+    """Return the first ``_SHORT_BYTES`` of the body of ``reply``; the rest of a longer one, such as a proxy's page of
+    an error, is not read."""
+    text = b""
+    for piece in reply.iter_raw(_SHORT_BYTES):
+        text += piece
+        if len(text) >= _SHORT_BYTES:
+            break
+    return text
+
+
+def _pieces(reply: httpx.Response, most_bytes: int, path: str) -> Iterator[bytes]:
+    """Yield the body of ``reply`` to a request of ``path`` as it arrives. CoordinatorError for a body that is
+    compressed, which would have another length in memory, and as soon as there are more than ``most_bytes``."""
+    # Named as of this request: the address may be a proxy's.
+    longer = CoordinatorError(
+        f"{path}: the coordinator's reply is longer than the {most_bytes} bytes that it can have; ask its operator for "
+        "the right address, and do not trust it otherwise."
+    )
+    if (coding := reply.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise CoordinatorError(
+            f"{path}: the coordinator's reply is compressed ({coding[:20]!r}), which this site did not accept; ask its "
+            "operator to switch compression off, also in a proxy."
+        )
+    # Beforehand where the length is stated, so that nothing of it is kept.
+    if int(reply.headers.get("content-length", "0")) > most_bytes:
+        raise longer
+    received = 0
+    for piece in reply.iter_raw():
+        received += len(piece)
+        if received > most_bytes:
+            raise longer
+        yield piece
 
 
 class PlanEndedError(CoordinatorError):
@@ -234,7 +285,7 @@ class Messenger:
         about a model, counts this model's errors."""
         if not self._model:
             with self._waiting("model"):
-                self._model = self._client.request("/v1/model") or b""
+                self._model = self._client.request("/v1/model", most_bytes=MOST_FILE_BYTES) or b""
         return self._model
 
     def leave(self) -> None:
@@ -289,7 +340,8 @@ class Messenger:
             self._client.request(f"/v1/sums/{number}/{step}/{self._place}", message)
 
         def fetch(name: List) -> bytes:
-            found = self._client.request(f"/v1/sums/{number}/{name}/{self._place}")
+            path = f"/v1/sums/{number}/{name}/{self._place}"
+            found = self._client.request(path, most_bytes=draw.longest(name))
             if found is None:
                 raise SumError(
                     f"The coordinator has no {name} (a list of sites, or the sum) for this site; ask its operator "
@@ -464,7 +516,7 @@ def join(
     """
     own_key = plans.read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, TemporaryDirectory() as folder:
-        plan = plans.read_plan(client.request("/v1/plan") or b"", url)
+        plan = plans.read_plan(client.request("/v1/plan", most_bytes=MOST_PLAN_BYTES) or b"", url)
         if digest is not None and digest.lower() != plan.digest:
             raise PlanError(
                 f"--plan: {url} serves another plan, {plan.digest}; ask the plan's author which of the two is right."
@@ -472,7 +524,8 @@ def join(
         place, embedding = plan.place_of(own_key), None
         if plan.embedding:
             # Never whole in this process, which waits for hours: of pictures it is a quarter of its size.
-            client.request("/v1/embedding", into=(embedding := Path(folder) / "embedding.safetensors"))
+            embedding = Path(folder) / "embedding.safetensors"
+            client.request("/v1/embedding", most_bytes=MOST_FILE_BYTES, into=embedding)
         part = Part(plan=plan, place=place, embedding=embedding, party=party, is_quiet=reporter.console.quiet)
         with closing(Messenger(plan, own_key, client, agree, reporter=reporter)) as messenger:
             return in_processes(part, messenger)

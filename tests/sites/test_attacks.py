@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import shutil
+import socketserver
 import threading
-from contextlib import closing, nullcontext
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +18,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from fastapi import Response
+from fastapi.responses import StreamingResponse
 from network import Network, StoppedError, plan_of
 from parties import KEYS, Parties, draw_of
 
@@ -21,9 +27,9 @@ from fairpate.config import ModelConfig
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.run.context import RunDirectory
 from fairpate.sites.coordinator import CoordinatorSums
-from fairpate.sites.plan import Journal, JournalError, PlanError, SitePlan, read_plan
-from fairpate.sites.secure_sum import STEPS, Coordinator, LateError, SumError
-from fairpate.sites.site import CoordinatorClient, Messenger, measurable
+from fairpate.sites.plan import MOST_PLAN_BYTES, Journal, JournalError, PlanError, SitePlan, read_plan
+from fairpate.sites.secure_sum import LISTS, STEPS, Coordinator, LateError, SumError
+from fairpate.sites.site import CoordinatorClient, CoordinatorError, Messenger, join, measurable
 from student.card import StudentCard
 from student.student import Student, build_network, save_student
 
@@ -263,3 +269,136 @@ def test_a_second_message_never_takes_the_place_of_the_first() -> None:
     other = Parties(parties.draw)
     with pytest.raises(LateError, match="differs from an earlier one"):
         parties.coordinator.receive("hello", 0, other.message("hello", 0) or b"")
+
+
+class LyingServer(socketserver.ThreadingTCPServer):
+    """Answers every request with ``head`` and then ``piece`` for ever, or once; counts the bytes that were taken."""
+
+    daemon_threads = True
+
+    def __init__(self, head: str, piece: bytes, *, for_ever: bool) -> None:
+        self.head, self.piece, self.for_ever, self.taken = head, piece, for_ever, 0
+        super().__init__(("127.0.0.1", 0), _Lie)
+
+
+class _Lie(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        server: Any = self.server
+        request = b""
+        while b"\r\n\r\n" not in request:
+            request += self.request.recv(2**16)
+        try:
+            self.request.sendall(server.head.encode() + b"\r\n\r\n")
+            while server.taken < 2**30:
+                self.request.sendall(server.piece)
+                server.taken += len(server.piece)
+                if not server.for_ever:
+                    return
+        except OSError:
+            pass  # the site has heard enough
+
+
+@contextmanager
+def lying(head: str, piece: bytes, *, for_ever: bool = True) -> Iterator[LyingServer]:
+    with LyingServer(head, piece, for_ever=for_ever) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+_CHUNK = b"10000\r\n" + b" " * 2**16 + b"\r\n"
+_BOMB = gzip.compress(bytes(2**26))
+ENDLESS = {
+    "in chunks": ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", _CHUNK, "longer than the {}"),
+    "without a length": ("HTTP/1.1 200 OK", b" " * 2**16, "longer than the {}"),
+    "of a stated length": (f"HTTP/1.1 200 OK\r\nContent-Length: {2**40}", b" " * 2**16, "longer than the {}"),
+    "gzip": ("HTTP/1.1 200 OK\r\nContent-Encoding: gzip", _BOMB, "compressed"),
+    "deflate": ("HTTP/1.1 200 OK\r\nContent-Encoding: deflate", zlib.compress(bytes(2**26)), "compressed"),
+    "two codings": ("HTTP/1.1 200 OK\r\nContent-Encoding: identity, GZIP", _BOMB, "compressed"),
+}
+
+
+@pytest.mark.parametrize("lie", ENDLESS)
+def test_a_plan_of_any_length_takes_no_memory_of_a_site(lie: str, tmp_path: Path) -> None:
+    """It is the first reply, before the operator has agreed to anything."""
+    head, piece, words = ENDLESS[lie]
+    key = tmp_path / "key"
+    key.write_text("5a" * 32, encoding="ascii")
+    key.chmod(0o600)
+    with lying(head, piece) as server, pytest.raises(CoordinatorError, match=words.format(MOST_PLAN_BYTES)):
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        join(url, key=key, agree=bool, reporter=Any, declaration=tmp_path, wait_s=0)
+    # What sockets buffer comes on top.
+    assert server.taken < MOST_PLAN_BYTES + 2**23
+
+
+@pytest.mark.parametrize("lie", ENDLESS)
+def test_a_file_of_any_length_does_not_fill_the_disk_of_a_site(lie: str, tmp_path: Path) -> None:
+    head, piece, words = ENDLESS[lie]
+    with lying(head, piece) as server:
+        client = CoordinatorClient(f"http://127.0.0.1:{server.server_address[1]}", wait_s=0)
+        with closing(client), pytest.raises(CoordinatorError, match=words.format(2**20)):
+            client.request("/v1/embedding", most_bytes=2**20, into=tmp_path / "file")
+    assert not (tmp_path / "file").exists() or (tmp_path / "file").stat().st_size <= 2**20
+
+
+@pytest.mark.parametrize("status", [202, 404, 409, 410, 503])
+@pytest.mark.parametrize("lie", ["in chunks", "gzip"])
+def test_a_report_of_an_error_is_read_no_further_than_its_beginning(status: int, lie: str) -> None:
+    """A page of a proxy may be long, and is no reason to give up: status 503 is asked again."""
+    head, piece, _ = ENDLESS[lie]
+    with lying(head.replace("200 OK", f"{status} Some"), piece) as server:
+        client = CoordinatorClient(f"http://127.0.0.1:{server.server_address[1]}", wait_s=0)
+        with closing(client), nullcontext() if status == 409 else pytest.raises(CoordinatorError):
+            assert client.request("/v1/plan") is None
+    assert server.taken < 2**23
+
+
+@pytest.mark.parametrize("lied", LISTS)
+@pytest.mark.parametrize("more", [1, None], ids=["a byte more", "endless"])
+def test_no_list_or_sum_of_a_coordinator_is_longer_than_that_of_all_sites(
+    lied: str, more: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, honest = Network(tmp_path, 4, wait_s=0.5), CoordinatorSums.listed
+    # By hand: a flag of each site, then of each a key, two hashes, a signature and a box; a hash and a signature; a
+    # signature. The first sum is of 2 x 3 numbers.
+    most = {"members": 4 * (1 + 32 + 64 + 64 + 62), "survivors": 4 * (1 + 96), "agreement": 4 * (1 + 64), "sum": 48}
+
+    def listed(self: CoordinatorSums, number: int, name: str, place: int) -> Response:
+        if name != lied:
+            return honest(self, number, name, place)
+        return StreamingResponse((bytes(2**16) for _ in range(2**14)) if more is None else [bytes(most[name] + more)])
+
+    monkeypatch.setattr(CoordinatorSums, "listed", listed)
+    with network.coordinator() as sums:
+        works = {k: lambda k=k: network.join(k, leaves=False) for k in range(4)}
+        found = network.together(works | {"coordinator": lambda: _first_sum(sums)})
+    for k in range(4):
+        assert isinstance(found[k], CoordinatorError), found[k]
+        assert f"longer than the {most[lied]} bytes" in str(found[k])
+
+
+def _first_sum(sums: Any) -> Any:
+    return sums(np.zeros((2, 3), dtype=np.int64), stddev=40.0, name="sum 0")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sums": [{"name": "sum", "rows": 2**26, "columns": 4, "noise_stddev": 40.0}]}, "sums.0: expected at most"),
+        ({"sums": [{"name": "sum", "rows": 2, "columns": 1, "noise_stddev": 40.0}] * 1001}, "sums"),
+        ({"sites": {str(number): "00" * 64 for number in range(1001)}}, "sites"),
+        ({"settings": {"a": " " * 2**20}}, "expected at most 1048576 bytes"),
+    ],
+    ids=["numbers", "sums", "sites", "bytes"],
+)
+def test_what_a_plan_makes_a_site_compute_is_bounded(change: dict[str, Any], words: str) -> None:
+    values = json.loads(plan_of(4).content) | change
+    with pytest.raises(PlanError, match=words):
+        read_plan(json.dumps(values).encode(), "plan")
+
+
+@pytest.mark.parametrize("opened", [b"[", b'{"settings":', b'{"a":'])
+def test_a_plan_that_is_nested_without_end_is_refused_as_none(opened: bytes) -> None:
+    with pytest.raises(PlanError, match="not a plan"):
+        read_plan((opened * 2**20)[:MOST_PLAN_BYTES], "plan")

@@ -417,7 +417,7 @@ def test_talking_to_a_coordinator_takes_neither_torch_nor_ray_and_little_memory(
         "from pathlib import Path\n"
         "from fairpate.sites.site import CoordinatorClient\n"
         f"client = CoordinatorClient('http://127.0.0.1:{network.port}', wait_s=9)\n"
-        f"client.request('/v1/embedding', into=Path({str(fetched)!r}))\n"
+        f"client.request('/v1/embedding', most_bytes=2**28, into=Path({str(fetched)!r}))\n"
         "assert not {'torch', 'ray', 'sklearn', 'fastapi'} & set(sys.modules), sorted(sys.modules)\n"
         "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1])\n"
     )
