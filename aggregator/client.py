@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
@@ -135,10 +136,19 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         attempts = self._retry.attempts
         if attempts < 1:
             raise ValueError(f"Expected attempts >= 1, got {attempts}.")
+        headers = None if body is None else {"Content-Type": "application/json"}
+        try:
+            content = (
+                None if body is None else json.dumps(body, default=_as_json, allow_nan=False, separators=(",", ":"))
+            )
+        except (TypeError, ValueError) as error:
+            raise QueryError(
+                f"queries: expected numbers, text and lists ({error}); send None for a missing value."
+            ) from error
         for attempt in range(attempts):
             is_last = attempt == attempts - 1
             try:
-                response = self._http.request(method, path, json=body)
+                response = self._http.request(method, path, content=content, headers=headers)
             except httpx.RequestError as error:  # also a body that is not encoded as its header states
                 # Another scheme than HTTP fails at every attempt.
                 if is_last or isinstance(error, httpx.UnsupportedProtocol):
@@ -170,7 +180,14 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
 
 
 def _queries(questions: Sequence[Question]) -> list[Mapping[str, Any]]:
-    return [{"id": question} if isinstance(question, int) else question for question in questions]
+    return [question if isinstance(question, Mapping) else {"id": question} for question in questions]
+
+
+def _as_json(value: Any) -> Any:
+    """Return an array or a number of NumPy as Python's own; TypeError for anything else."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"got {type(value).__name__}")
 
 
 # Lines kept in the history, characters of one range, and records that one command may submit.

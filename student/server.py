@@ -35,8 +35,11 @@ class Record(Body):
     shape, or as values by column."""
 
     features: list[Any] | None = None
-    columns: dict[str, str | float | None] | None = Field(
-        None, description="Instead of features, where `/v1/student` lists columns: a value for each, as in a file."
+    # Whole numbers stay whole: as floats, large codes would become their neighbours.
+    columns: dict[str, str | bool | int | float | None] | None = Field(
+        None,
+        description="Instead of features, where `/v1/student` lists columns: a value for each, as in a file. A code "
+        "may be a number; null is a missing value.",
     )
     group: str | None = Field(None, description="Needed by a student that predicts by group, or with IDP3.")
 

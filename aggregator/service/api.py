@@ -384,6 +384,8 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
             elif column.low is None:
                 cell = operator.getitem(Literal, tuple(column.choices))
             cell, default = (cell | None, None) if column.is_optional else (cell, ...)
+            # The number 2 for the category `2`, as in a file with types.
+            cell = Annotated[cell, BeforeValidator(functools.partial(pool.form.spelling, column.name))]
             # A column may have any name, so the attribute in Python is numbered.
             fields[f"column_{place}"] = (cell, Field(default, alias=column.name))
         columns: Any = create_model("Record", __base__=Body, **fields)

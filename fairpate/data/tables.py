@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -65,6 +65,8 @@ def several(value: Any) -> Any:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
+Value = bool | int | float | str | None
+"""One value of a record: a number, a truth value, the text of a category, or None if unknown."""
 
 
 class Feature(Section):
@@ -333,12 +335,81 @@ def number_in(value: float | str | None) -> float | None:
     """Return ``value`` as a float if it is a finite number, or a text that Arrow can read as one; otherwise None."""
     try:
         # Not `float`, which also reads 1_000: a value must mean the same as when Arrow casts its whole column.
-        number: float | None = (
-            pc.cast(pa.scalar(value.strip()), pa.float64()).as_py() if isinstance(value, str) else value
-        )
-    except pa.ArrowInvalid:
+        number = pc.cast(pa.scalar(value.strip()), pa.float64()).as_py() if isinstance(value, str) else value
+        return float(number) if number is not None and math.isfinite(number) else None
+    except (pa.ArrowInvalid, OverflowError):  # a whole number may be too large for a float
         return None
-    return float(number) if number is not None and math.isfinite(number) else None
+
+
+# By name, so that pandas is not imported only to know its types.
+_TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType", "MaskedConstant")
+
+
+def is_missing(value: Any) -> bool:
+    """Return True for a missing value of Python, NumPy or pandas: None, NaN, NaT, NA, or a masked one."""
+    if type(value).__name__ in _TYPES_OF_NOTHING:
+        return True
+    # Of all scalars, only those that are not a number differ from themselves.
+    return not hasattr(value, "__len__") and bool(value != value)
+
+
+class PublishedValues:
+    """The values that a column of classes, groups or categories may have, each with its code.
+
+    It decides for a cell of a file and for a value of a record alike:
+
+    - a text has the code of exactly this text, without spaces around it: `2`, `02` and `2.0` are three texts;
+    - a number has the code of the text that writes it. 2 and 2.0 are one number, with the code of `2`, or, if that is
+      not published, of its other spelling, such as `02`. If several others have different codes, it has none;
+    - true and false are these two texts, and a missing value (None or NaN) is the empty text.
+    """
+
+    def __init__(self, codes: Mapping[str, int]) -> None:
+        self.codes = codes
+
+    @cached_property
+    def _text_of_number(self) -> Mapping[float, str]:
+        spellings: dict[float, list[str]] = {}
+        for text in self.codes:
+            if (number := self.number(text)) is not None:
+                spellings.setdefault(number, []).append(text)
+        # Of one text, or of several that mean the same, any will do.
+        chosen = {
+            number: self.text(number) if self.text(number) in own else own[0] for number, own in spellings.items()
+        }
+        return {
+            number: text
+            for number, text in chosen.items()
+            if text == self.text(number) or len({self.codes[each] for each in spellings[number]}) == 1
+        }
+
+    @staticmethod
+    def number(text: str) -> float | None:
+        """Return the number that ``text`` writes, whole numbers exactly; None if it is none."""
+        # A float would make neighbours of whole numbers above 2^53.
+        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,400}", text) else number_in(text)
+
+    @staticmethod
+    def text(value: Value) -> str:
+        """Return the text that ``value`` has in a delimited file; a missing value is empty."""
+        if is_missing(value):
+            return ""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        # As in a column of whole numbers.
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
+            return str(int(value))
+        return str(value).strip()
+
+    def spelling(self, value: Value) -> str:
+        """Return the published text that ``value`` means; if it means none, its own text."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and value in self._text_of_number:
+            return self._text_of_number[value]
+        return self.text(value)
+
+    def code(self, value: Value) -> int:
+        """Return the code of ``value``; -1 if it has none."""
+        return self.codes.get(self.spelling(value), -1)
 
 
 def _require_distinct(values: Sequence[str]) -> None:
@@ -356,13 +427,14 @@ class FeatureCode:
 
     - ``number``: (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` if the value is unknown;
     - ``missing``: 1 if v is unknown, else 0;
-    - ``category``: 1 if the text is one of ``values``, else 0;
+    - ``category``: 1 if the text is one of ``values``, else 0. A text in ``unknown`` is in no category;
     - ``other``: 1 if the text is none of ``values``, else 0;
     - ``element``: the number at ``place`` of the list;
     - ``band``: 1 if ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open;
 
     with s(v) = v, or sign(v) ln(1 + abs(v)) for ``scale: log``. A number is unknown if its text is in ``unknown``, or
-    is another spelling of a number in it: 9.0 or 09 for 9.
+    is another spelling of a number in it: 9.0 or 09 for 9. Values of categories with a type, such as the number 2.0,
+    have the text that :class:`PublishedValues` says.
     """
 
     feature: str
@@ -401,12 +473,14 @@ def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode,
             for (name, start), (_, end) in itertools.pairwise([*feature.bands.items(), ("", None)]):
                 codes.append(code(feature=f"{column}={name}", kind="band", at_least=start, below=end))
         else:
-            places = feature.places
-            for place, name in enumerate(feature.own_categories):
+            places, names = feature.places, feature.own_categories
+            unknown = tuple(value for value, place in places.items() if place == len(names))
+            for place, name in enumerate(names):
                 is_other = feature.other and name == OTHER
                 # `other` has the values of all its siblings: it is 1 for every text that is not among them.
                 values = tuple(value for value, found in places.items() if (found == place) != is_other)
-                codes.append(code(feature=f"{column}={name}", kind="other" if is_other else "category", values=values))
+                kind = "other" if is_other else "category"
+                codes.append(code(feature=f"{column}={name}", kind=kind, values=values, unknown=unknown or None))
     return tuple(codes)
 
 
@@ -948,19 +1022,12 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> FloatArray:
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
     """Return the code of each row's value by the mapping ``published``, -1 for a value without a code, and a mask of
     the rows with a code."""
-    text = found.text
+    book, cells_N = PublishedValues(published), found.text.dictionary_encode()
+    distinct: list[Value] = cells_N.dictionary.to_pylist()
     if not pa.types.is_string(found.values.type):  # a file with types does not distinguish 1.0 from 1
-        # The text that a number in the declaration would have in such a file.
-        typed = {text: number for text in published if (number := number_in(text)) is not None}
-        published = {
-            str(pa.scalar(typed[text]).cast(pa.string()).as_py()) if text in typed else text: code
-            for text, code in published.items()
-        }
-    place = pc.index_in(text, value_set=pa.array(list(published), pa.string()))
-    known_N = _mask(place.is_valid())
-    # The last code is for values that are not declared.
-    code_of_place = np.array([*published.values(), -1], dtype=np.int64)
-    return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
+        distinct = [text and book.number(str(text)) for text in distinct]
+    codes_N = np.array([book.code(value) for value in distinct], dtype=np.int64)[cells_N.indices.to_numpy()]
+    return codes_N, codes_N >= 0
 
 
 def _encode_vector(found: ColumnCells, size: int) -> Floats:
@@ -986,10 +1053,6 @@ def _encode_vector(found: ColumnCells, size: int) -> Floats:
 
 def _mask(flags: pa.Array) -> Mask:
     return np.array(flags.to_numpy(zero_copy_only=False), dtype=bool)
-
-
-Value = float | str | None
-"""A number, the text of a category, or None if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1032,10 +1095,33 @@ class RecordForm:
                 # The last band is open: the form suggests no number above its start.
                 found.append(RecordField(name=column, low=first.at_least, high=last.at_least))
             else:
-                values = [value for code in codes if code.kind == "category" for value in code.values or ()]
-                choices, other = tuple(filter(None, values)), last.kind == "other"
+                values, other = self._published[column].codes, last.kind == "other"
+                choices = tuple(filter(None, values))
                 found.append(RecordField(name=column, choices=choices, is_optional="" in values, takes_other=other))
         return tuple(found)
+
+    @cached_property
+    def _published(self) -> Mapping[str, PublishedValues]:
+        """The values of each column of categories, with the index of their feature; the index after the last feature
+        means none of them."""
+        found = {}
+        for column, codes in self.columns.items():
+            if codes[-1].kind in ("category", "other"):
+                listed = [(place, code.values or ()) for place, code in enumerate(codes) if code.kind == "category"]
+                listed.append((len(codes), codes[0].unknown or ()))
+                found[column] = PublishedValues({text: place for place, values in listed for text in values})
+        return found
+
+    def spelling(self, column: str, value: Value) -> Value:
+        """Return the text of the category of ``column`` that ``value`` means, such as `2` for the number 2.0, or the
+        value's own text; None for a missing value. Lists, and the values of a column of numbers that do not mark a
+        missing one, are unchanged."""
+        if not isinstance(value, Value):
+            return value
+        if column in self._published:
+            return self._published[column].spelling(value) or None
+        is_unknown = isinstance(value, str) and value.strip() in (self.columns[column][0].unknown or ())
+        return None if is_unknown else value
 
     def encode(self, values: Mapping[str, Value]) -> npt.NDArray[np.float32]:
         """Return the features (F,) of a record, given its ``values`` by column. ValueError, naming the column, for a
@@ -1043,19 +1129,25 @@ class RecordForm:
         features: list[float] = []
         for column, codes in self.columns.items():
             first, value = codes[0], values.get(column)
-            if first.kind not in ("number", "band"):
-                text = "" if value is None else str(value)
-                is_declared = any(text in (code.values or ()) for code in codes)
-                if not is_declared and (codes[-1].kind != "other" or not text):
-                    declared = dict.fromkeys(value for code in codes for value in code.values or () if value)
-                    raise ValueError(f"{column}: expected one of {', '.join(declared)}, got {text!r}")
-                # `other` has the values of all other features of the column: it is 1 if the text is none of them.
-                features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
+            value = None if is_missing(value) else value.item() if isinstance(value, np.generic) else value
+            if not isinstance(value, Value):
+                found = type(value).__name__
+                raise ValueError(f"{column}: expected text or a number, got {found}")  # noqa: TRY004 - one error for all
+            if column in self._published:
+                published = self._published[column]
+                text, place = published.spelling(value), published.code(value)
+                if place < 0 and (codes[-1].kind != "other" or not text):
+                    declared = ", ".join(filter(None, published.codes))
+                    raise ValueError(f"{column}: expected one of {declared}, got {value if text else ''!r}")
+                # The feature for undeclared values is the last one.
+                place = place if place >= 0 else len(codes) - 1
+                features += [place == each for each in range(len(codes))]
                 continue
-            number, unknown = number_in(value), first.unknown or ()
-            if value in unknown or (number is not None and number in map(number_in, unknown)):
+            text, unknown = PublishedValues.text(value), first.unknown or ()
+            number = None if isinstance(value, bool) else number_in(value)
+            if text in unknown or (number is not None and number in map(number_in, unknown)):
                 number = None
-            elif value is not None and number is None:
+            elif text and number is None:
                 bounds = "" if first.low is None else f" from {first.low:g} to {first.high:g}"
                 raise ValueError(f"{column}: expected a number{bounds}, got {value!r}")
             if first.kind == "band":

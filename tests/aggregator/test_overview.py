@@ -307,6 +307,41 @@ def test_a_record_that_is_written_down_goes_where_every_record_went():
     assert pool.numbers.get("0" * 64) is None
 
 
+def test_a_code_that_is_sent_as_a_number_is_the_query_of_its_text():
+    features = [
+        ("level", Feature(categories=("1", "2"), unknown=("9",))),
+        ("city", Feature(categories=("1", "2"), other=True)),
+        ("age", Feature(bounds=(0, 100), missing="50", unknown=("?",))),
+    ]
+    form = form_of(feature_codes(features))
+    width = sum(map(len, form.columns.values()))
+    pool = replace(POOL, form=form, features=np.zeros((len(POOL), width), dtype=np.float32))
+    of_body, group = bodies_for(pool)[0], POOL.group_names[0]
+
+    def asked(**values):
+        record = {"level": "1", "city": "1", "age": 25} | values
+        body = json.dumps({"queries": [{"record": record, "group": group}]})
+        (query,) = of_body.model_validate_json(body).queries
+        return question_of(query, pool).features.tolist()
+
+    assert asked() == [1, 0, 1, 0, 0, 0.25, 0]
+    for value in ("2", 2, 2.0, " 2 "):
+        assert asked(level=value, city=value) == [0, 1, 0, 1, 0, 0.25, 0]
+    for level, city, age in ((9, 3, None), (None, "3", "?"), ("9", True, None)):
+        assert asked(level=level, city=city, age=age) == [0, 0, 0, 0, 1, 0.5, 1]
+    for wrong in (
+        {"level": 3},
+        {"level": [2]},
+        {"city": [2]},
+        {"city": {}},
+        {"city": None},
+        {"age": True},
+        {"age": "3"},
+    ):
+        with pytest.raises(ValidationError):
+            asked(**wrong)
+
+
 def test_a_record_has_as_many_columns_as_its_form():
     form = form_of(feature_codes([(f"column {place}", Feature(bounds=(0, 1))) for place in range(100)]))
     queries, _ = bodies_for(replace(POOL, form=form))

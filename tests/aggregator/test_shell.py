@@ -1,6 +1,8 @@
 import io
+import json
 
 import httpx
+import numpy as np
 import pytest
 from rich.console import Console
 from serving import ANALYST, OPERATOR, POOL, tokens_of_both_roles
@@ -95,3 +97,29 @@ def test_a_refusal_that_concerns_no_value_names_none():
         client._http = httpx.Client(base_url=client.url, transport=refusing)
         with pytest.raises(QueryError, match=r"^ledger: The ledger cannot be written\.$"):
             client.budget()
+
+
+def test_numbers_of_numpy_are_sent_as_numbers_and_nan_is_refused():
+    sent = []
+
+    def answer(request):
+        sent.append(json.loads(request.content))
+        return httpx.Response(422, json={"errors": [{"field": "queries", "value": "", "remedy": "Enough."}]})
+
+    with AggregatorClient("http://service", retry=RetryRule(attempts=1)) as client:
+        client._http = httpx.Client(base_url=client.url, transport=httpx.MockTransport(answer))
+        record = {"level": np.int64(2), "age": np.float32(0.5), "name": "ä", "gone": None}
+        with pytest.raises(QueryError, match="Enough"):
+            client.ask([np.int64(3), {"record": record, "group": "red"}, {"features": np.eye(2), "group": "red"}])
+        assert sent == [
+            {
+                "queries": [
+                    {"id": 3},
+                    {"record": {"level": 2, "age": 0.5, "name": "ä", "gone": None}, "group": "red"},
+                    {"features": [[1, 0], [0, 1]], "group": "red"},
+                ]
+            }
+        ]
+        for wrong in (float("nan"), {1}):
+            with pytest.raises(QueryError, match="send None for a missing value"):
+                client.ask([{"record": {"level": wrong}, "group": "red"}])

@@ -1,5 +1,6 @@
 """What a person types into a form is the row of a file that says the same, bit for bit."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairpate.data.tables import Feature, RecordField, TableFaults, encode, feature_codes, form_of
+from fairpate.data.tables import Feature, RecordField, TableFaults, encode, feature_codes, form_of, plain_batches
 
 FEATURES = [
     ("age", Feature(bounds=(17, 90))),
@@ -54,6 +55,95 @@ def test_a_form_s_record_is_the_same_row_of_a_file(age, gain, debt, work, city, 
 def test_what_means_a_missing_number_is_compared_as_a_number(typed):
     feature = Feature(bounds=(0, 20), missing="5", unknown=("9", "-1", "?"))
     assert form_of(feature_codes([("age", feature)])).encode({"age": typed}).tolist() == [0.25, 1.0]
+
+
+CODES = [
+    ("level", Feature(categories=("1", "2", "03", "0.5", "9007199254740993", "true"), unknown=("9", "?"))),
+    ("place", Feature(categories=("1", "2", "02"), other=True, missing="2", unknown=("-1",))),
+    ("area", Feature(categories=("04", "004", "x"), other=True)),
+]
+CODED = form_of(feature_codes(CODES))
+WIDTHS = {"level": 6, "place": 4, "area": 4}
+
+
+def of_row(column, value):
+    """The features of one column of a row of a typed file, or None where they are refused."""
+    table, faults = pa.table({column: pa.array([value])}), TableFaults()
+    table = pa.concat_tables(plain_batches(table, "file"))
+    (found,) = encode(table, [each for each in CODES if each[0] == column], "file", faults)
+    return None if faults.found else found.tolist()
+
+
+def of_record(column, value):
+    others = {"level": "1", "place": "1", "area": "x"}
+    try:
+        made = CODED.encode(others | {column: value}).tolist()
+    except ValueError:
+        return None
+    start = sum(WIDTHS[name] for name in itertools.takewhile(lambda name: name != column, WIDTHS))
+    return made[start : start + WIDTHS[column]]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "place"),
+    [
+        *(("level", value, 1) for value in ("2", 2, 2.0, 2e0, " 2 ", np.int64(2), np.float32(2))),
+        *(("level", value, 2) for value in (3, 3.0, "03")),
+        *(("level", value, None) for value in ("3", "2.0", "2e0", 4, 2.5, "TRUE", 9007199254740992)),
+        *(("level", value, -1) for value in ("9", 9, 9.0, "?", "", None, math.nan)),
+        *(("level", value, 3) for value in (0.5, "0.5")),
+        *(("level", value, 4) for value in (9007199254740993, "9007199254740993")),
+        *(("level", value, 5) for value in (True, "true")),
+        *(("level", value, None) for value in ([2], {}, b"2", False)),
+        *(("place", value, 1) for value in (2, 2.0, "2", None, math.nan, "", -1, -1.0, "-1")),
+        *(("place", value, 2) for value in ("02",)),
+        *(("place", value, 3) for value in (0, -0.0, "2.0", True, 10**30, "9")),
+        *(("area", value, 3) for value in (4, 4.0, "4")),  # two spellings with different codes: neither
+        *(("area", value, None) for value in (None, "", math.nan)),
+    ],
+)
+def test_a_category_that_is_written_as_a_number_is_the_category(column, value, place):
+    width = WIDTHS[column]
+    expected = None if place is None else [float(place == each) for each in range(width)]
+    assert of_record(column, value) == expected
+    if not isinstance(value, list | dict | bytes) and value not in (10**30,):
+        assert of_row(column, value) == expected
+
+
+@given(
+    st.sampled_from(list(WIDTHS)),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.integers(-12, 12)
+    | st.floats(allow_infinity=False)
+    | st.sampled_from([0.0, -0.0, 0.5, 2.0, 4.0, 9.0, 2.0**53, 2.0**53 + 2])
+    | st.text("0123459.-? x", max_size=4),
+)
+def test_a_value_with_a_type_is_the_same_row_of_a_file(column, value):
+    assert of_record(column, value) == of_row(column, value)
+
+
+def test_typed_columns_of_large_codes_are_what_the_declaration_lists():
+    codes = ("10000000000", "100000000000000000", "-5")
+    coded = [("code", Feature(categories=codes))]
+    for values in ([10**10, 10**17, -5], [1e10, 1e17, -5.0]):
+        faults = TableFaults()
+        found = encode(pa.table({"code": values}), coded, "file", faults)
+        faults.require_none()
+        assert found.tolist() == np.eye(3).tolist()
+
+
+def test_a_missing_value_without_a_category_of_its_own_may_be_left_out():
+    (level, *_) = CODED.fields
+    assert level.is_optional
+    assert level.choices == ("1", "2", "03", "0.5", "9007199254740993", "true", "9", "?")
+
+
+@pytest.mark.parametrize("value", [True, [1], 10**400])
+def test_what_is_no_number_is_refused_where_one_is_expected(value):
+    with pytest.raises(ValueError, match="age: expected"):
+        FORM.encode({"age": value, "gain": 0, "debt": 0, "work": "State", "city": "A", "code": 5})
 
 
 def test_every_column_has_one_input_that_says_what_it_takes():

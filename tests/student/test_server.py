@@ -320,7 +320,7 @@ def test_a_record_of_a_declared_table_is_given_by_its_columns(tmp_path):
     assert read_features(record, 0, (4,), form).tolist() == [0.25, 0, 0, 1]
     for wrong, field, value, remedy in (
         ({"columns": {"age": 25, "ward": "C"}}, ".columns.ward", "C", "expected one of A, B"),
-        ({"columns": {"aeg": 25, "ward": "A"}}, ".columns.aeg", "25.0", "Expected one of the columns: age, ward."),
+        ({"columns": {"aeg": 25, "ward": "A"}}, ".columns.aeg", "25", "Expected one of the columns: age, ward."),
         ({"columns": {"age": "ten", "ward": "A"}}, ".columns.age", "ten", "expected a number from 0 to 100"),
         ({"columns": {"age": 25, "ward": "A"}, "features": [0, 0, 0, 0]}, ".features", "", "either"),
     ):
@@ -330,3 +330,35 @@ def test_a_record_of_a_declared_table_is_given_by_its_columns(tmp_path):
         assert remedy in fault["remedy"]
     with pytest.raises(FaultError, match="does not know"):
         read_features(record, 0, (4,))
+
+
+def test_a_code_is_one_category_whether_sent_as_text_or_as_a_number(tmp_path):
+    """`other: true` must not turn the number 2 into another category than the text."""
+    described = (("level", Feature(categories=("1", "2"), other=True, unknown=("9",))), ("age", Feature(bounds=(0, 9))))
+    form = form_of(feature_codes(described))
+    path = tmp_path / "student.safetensors"
+    save_student(untrained_student(), path)
+    seen = []
+
+    class Listening(type(form)):
+        def encode(self, values):
+            seen.append(super().encode(values).tolist())
+            return np.array(seen[-1], dtype=np.float32)
+
+    app = student_in_one_process(path, form=Listening(columns=form.columns))
+
+    async def posted(body):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://student") as client:
+            return await client.post("/v1/predictions", content=body, headers={"content-type": "application/json"})
+
+    for text, place in (
+        *(('"2"', 1), ("2", 1), ("2.0", 1), ("2e0", 1), ('" 2 "', 1), ("9", None), ("9.0", None), ('"9"', None)),
+        *(("null", None), ("3", 2), ("true", 2), ('"2.0"', 2), ("9007199254740993", 2), ("-0", 2)),
+    ):
+        reply = asyncio.run(posted(f'{{"records": [{{"columns": {{"level": {text}, "age": 0}}}}]}}'))
+        assert reply.status_code == 200, (text, reply.text)
+        assert seen.pop() == [float(place == each) for each in range(3)] + [0.0], text
+    for text in ("[2]", "{}"):
+        reply = asyncio.run(posted(f'{{"records": [{{"columns": {{"level": {text}, "age": 0}}}}]}}'))
+        assert reply.status_code == 422
+    assert asyncio.run(posted('{"records": [{"columns": {"level": 1, "age": true}}]}')).status_code == 422
