@@ -19,6 +19,7 @@ Shapes: N private records, M public ones, F features, C classes.
 
 import hashlib
 import inspect
+import itertools
 import json
 import tempfile
 import warnings
@@ -26,7 +27,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, Unpack
 
@@ -192,7 +192,7 @@ def _groups_of(values: Values, column: SensitiveFeature) -> Values:
         return values
     # By the edges alone: groups without members keep their names, so that names do not reveal who is in the data.
     edges = [f"{edge:g}" for edge in column.edges]
-    names = [f"below {edges[0]}", *(f"{low} to {high}" for low, high in pairwise(edges)), f"from {edges[-1]}"]
+    names = [f"below {edges[0]}", *(f"{low} to {high}" for low, high in itertools.pairwise(edges)), f"from {edges[-1]}"]
     numbers = values.astype(np.float64)
     assert_all_finite(numbers, input_name="sensitive_feature")
     return np.array(names)[np.searchsorted(column.edges, numbers, side="right")]
@@ -1318,7 +1318,13 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         validation = whole.private.take(kept_apart.tolist())
         if counted_as is not None:
             # All trials are announced, and charged as two releases from disjoint parts.
-            rule, logs = f"search {seed} {self.validation_share:g}", []
+            # Everything that assigns a unit to a part, as for a data set's hashed split: parts of one rule count as
+            # disjoint, and records under other names, or names of other persons, are divided otherwise.
+            digest = hashlib.sha256()
+            for row in zip(whole.private.unit_id, names or itertools.repeat(""), strict=False):
+                digest.update(repr(row).encode())
+            division = (bool(names), digest.hexdigest(), seed, self.validation_share)
+            rule, logs = f"search {hashlib.sha256(repr(division).encode()).hexdigest()[:16]}", []
             with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
                 for part in ("private", "validation"):
                     run = RunDirectory(root=Path(root) / part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import sqlite3
 import warnings
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,41 @@ def test_all_trials_are_two_rows_of_the_odometer_and_a_limit_refuses_before_the_
     with pytest.raises(LimitReachedError):
         found.fit(X, y)
     assert [each.releases for each in Odometer().totals(delta=1e-5, data="clinic")] == [2]
+
+
+def test_only_searches_that_divide_the_same_records_alike_have_parts_of_one_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The odometer takes parts of one rule for disjoint, so a rule names everything that assigns a unit to a part."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path))
+    X, y, _ = records(200)
+    persons = np.arange(200) // 2
+
+    def rule_of(X: Any, persons: Any = None, **other: Any) -> str:
+        with sqlite3.connect(Odometer().path) as database:
+            database.execute("DELETE FROM parts")
+        fixed(monkeypatch, 1)
+        made = search(**{"epsilon": 20.0} | other)
+        made.estimator.set_params(odometer="clinic")
+        made.fit(X, y, persons=persons)
+        with sqlite3.connect(Odometer().path) as database:
+            found = {part.partition("/") for (part,) in database.execute("SELECT part FROM parts")}
+        assert {part for *_, part in found} == {"private", "validation"}
+        ((rule, _),) = {(rule, slash) for rule, slash, _ in found}
+        return str(rule)
+
+    Odometer().totals(delta=1e-5)  # makes its file
+    first = rule_of(X)
+    assert rule_of(X) == first
+    others = [
+        rule_of(2 * X),  # the same records, named by other content
+        rule_of(X[::-1]),
+        rule_of(X, persons),
+        rule_of(X, persons[::-1]),  # the same names, of other records
+        rule_of(X, validation_share=0.2000001),
+        rule_of(X, random_state=1),
+    ]
+    assert len({first, *others}) == 1 + len(others)
 
 
 def test_a_search_of_scikit_learn_is_announced_as_it_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -374,6 +374,17 @@ class DatasetEntry:
         options = self.complete_options(given)
         return tuple(file for file in self.files if holds(file.when, options))
 
+    def located(self, request: Request) -> tuple[Path, ...]:
+        """Return the paths of all files, and of all folders of pictures, that the loader reads on ``request``; errors
+        as in :func:`expanded` and :func:`locate`."""
+        has_folders = self.kind == "image"
+        files = (
+            each
+            for file in self.needed_files(request.options)
+            for each in expanded(file, request.data_dir, has_folders=has_folders)
+        )
+        return tuple(locate(file, request.data_dir, has_folders=has_folders)[1] for file in files)
+
 
 def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
     """Return True if ``options`` have all the values in ``when``, the condition under which a file, a column or a
@@ -408,41 +419,45 @@ def resolve_data_dir(data_dir: Path | None) -> Path:
     return folder
 
 
-def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
+def find(file: SourceFile, folder: Path, *, has_folders: bool = False) -> tuple[SourceFile, Path] | None:
     """Return the first existing file among ``file`` and its declared alternatives below ``folder``, with its path; None
-    if none exists."""
+    if none exists. With ``has_folders`` a folder (of pictures) counts as a file."""
     for choice in (file, *file.alternatives):
         if choice.extracted and (folder / choice.extracted).is_dir():
             return choice, folder / choice.extracted
         path = folder / choice.path
         if {"*", "?"} & set(choice.path):
             # The first by name: the order of a folder differs between machines.
-            path = min(folder.glob(choice.path), default=path)
+            path = min((each for each in folder.glob(choice.path) if has_folders or each.is_file()), default=path)
         # An archive is not gzipped again.
         gzipped = [] if path.suffix in ARCHIVE_SUFFIXES else [path.with_name(path.name + ".gz")]
         for place in (path, *gzipped):
-            if place.is_file():
+            if place.is_file() or (has_folders and place.is_dir()):
                 return choice, place
     return None
 
 
-def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
+def expanded(file: SourceFile, data_dir: Path | None, *, has_folders: bool = False) -> tuple[SourceFile, ...]:
     """Return the files whose paths match the pattern in the path of ``file``, sorted by path. If that path has no
-    pattern, return ``file`` alone."""
+    pattern, return ``file`` alone. With ``has_folders``, a pattern that matches no file stands for the folders (of
+    pictures) that it matches."""
     if not {"*", "?"} & set(file.path):
         return (file,)
     folder = resolve_data_dir(data_dir)
-    paths = sorted(path.relative_to(folder).as_posix() for path in folder.glob(file.path) if path.is_file())
-    if not paths:
+    found = list(folder.glob(file.path))
+    # Files first: a list of pictures may stand next to the folder of them, and match the same pattern.
+    matches = [path for path in found if path.is_file()] or [path for path in found if has_folders and path.is_dir()]
+    if not matches:
         raise DataError(f"{folder / file.path}: no file matches; correct the pattern, or put files there.")
+    paths = sorted(path.relative_to(folder).as_posix() for path in matches)
     return tuple(file.model_copy(update={"path": path}) for path in paths)
 
 
-def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
+def locate(file: SourceFile, data_dir: Path | None, *, has_folders: bool = False) -> tuple[SourceFile, Path]:
     """Return the first existing file among ``file`` and its declared alternatives, with its path. If none exists,
-    :class:`DataError` says how to get it."""
+    :class:`DataError` says how to get it. With ``has_folders`` a folder (of pictures) counts as a file."""
     folder = resolve_data_dir(data_dir)
-    if (found := find(file, folder)) is None:
+    if (found := find(file, folder, has_folders=has_folders)) is None:
         raise DataError(f"{folder / file.path}: missing file. {how_to_get(file, folder)}")
     return found
 

@@ -495,13 +495,14 @@ def rows_of(
     )
     for part, declared in parts.items():
         active = (each for each in declared if dataset.holds(each.when, request.options))
-        for file in (found for each in active for found in dataset.expanded(each, request.data_dir)):
-            folder = dataset.resolve_data_dir(request.data_dir)
-            if table.pictures and (folder / file.path).is_dir():
-                pictures = folder_table(folder / file.path, folder)
-                yield part, file.path, _used_columns(table, part, pictures, file.path, request)
+        has_folders = table.pictures is not None
+        files = (dataset.expanded(each, request.data_dir, has_folders=has_folders) for each in active)
+        for file in itertools.chain.from_iterable(files):
+            choice, path = dataset.locate(file, request.data_dir, has_folders=has_folders)
+            if path.is_dir():
+                pictures = folder_table(path, dataset.resolve_data_dir(request.data_dir))
+                yield part, choice.path, _used_columns(table, part, pictures, choice.path, request)
                 continue
-            choice, path = dataset.locate(file, request.data_dir)
             if choice.sha256 is not None:  # of the published bytes: a copy may be gzipped
                 dataset.check_file(choice, path, unpack=path.suffix == ".gz")
             wanted = None if table.identity.by_text else table.used(request.options)

@@ -214,7 +214,7 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
     found: dict[str, bool] = {}
     folder = datasets.resolve_data_dir(config.data_dir or config.declaration.path.parent)
     for part, files in read_declaration(config.declaration.path).files.parts.items():
-        for file in (one for each in files for one in datasets.expanded(each, folder)):
+        for file in (one for each in files for one in datasets.expanded(each, folder, has_folders=True)):
             _, path = find(file, folder) or (file, folder)
             if path.is_file():
                 name = _files_of_test_records().get(datasets.check_file(file, path, unpack=path.suffix == ".gz"))
@@ -472,9 +472,10 @@ def load_once(config: DataConfig) -> Dataset:
     """Return the data set that :func:`load_data` loads; consecutive calls with the same configuration and unchanged
     files return the same object."""
     entry = entry_for(config)
-    folder, needed = request_of(config, entry).data_dir, entry.needed_files(config.options)
-    paths = (datasets.locate(each, folder)[1].absolute() for file in needed for each in datasets.expanded(file, folder))
-    stats = ((path, path.stat()) for path in paths)
+    paths = [path.absolute() for path in entry.located(request_of(config, entry))]
+    # What is read with a file too: the pictures in a folder, and the array of a table's vectors next to it.
+    paths += [each for path in paths for each in (path.rglob("*") if path.is_dir() else [tables.array_of(path)])]
+    stats = ((path, path.stat()) for path in paths if path.exists())
     return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
 

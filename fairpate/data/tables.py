@@ -752,6 +752,11 @@ def is_vectors(kind: pa.DataType) -> bool:
     return bool(is_list) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
 
 
+def array_of(path: Path) -> Path:
+    """Return the path of the .npy file that contains the vectors of the rows in the file at ``path``."""
+    return path.with_name(path.name.partition(".")[0] + ".npy")
+
+
 def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict[str, int]) -> Iterator[pa.Table]:
     """Yield the ``batches`` of rows of the file at ``path`` with additional columns of vectors, which are in one .npy
     file next to ``path``.
@@ -761,7 +766,7 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
     if not sizes:
         yield from batches
         return
-    beside = path.with_name(path.name.partition(".")[0] + ".npy")
+    beside = array_of(path)
     try:
         # A pickle in the file would run its author's code.
         array = np.load(beside, mmap_mode="r", allow_pickle=False)

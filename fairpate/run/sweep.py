@@ -49,7 +49,6 @@ from fairpate.config import (
     unread_because_of,
 )
 from fairpate.data import REGISTRY, DataError, entry_for, request_of
-from fairpate.data.dataset import locate
 from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, private_folder, write_atomically
 from fairpate.methods import base
@@ -437,8 +436,7 @@ def _config(
     try:
         section = DataConfig.model_validate(values["data"])
         entry = entry_for(section)
-        for file in entry.needed_files(section.options):
-            locate(file, request_of(section, entry).data_dir)
+        entry.located(request_of(section, entry))
     except ValidationError:
         assert found  # the section was reported with the rest
     except DataError as error:

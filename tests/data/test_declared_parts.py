@@ -75,6 +75,15 @@ def test_records_are_kept_until_a_file_changes(clinic: Path) -> None:
         load_once(config)
 
 
+def test_a_folder_that_matches_the_pattern_of_a_tables_files_is_passed_over(clinic: Path) -> None:
+    (clinic / "private-0.csv").mkdir()
+    config = configured(clinic)
+    assert ages(load_once(config))["private"] == [1, 2, 3, 4, 1]
+    change(clinic, "private-*.csv", "private-0.csv", file="clinic.yaml")
+    with pytest.raises(DataError, match=r"private-0\.csv: missing file\. "):
+        load_once(configured(clinic))
+
+
 def test_public_names_do_not_depend_on_private_records(clinic: Path) -> None:
     before = load(clinic)
     change(clinic, "1,F,no\n", "", file="private-1.csv")

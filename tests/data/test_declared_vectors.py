@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairpate import load_data
-from fairpate.data import DataError, tables
+from fairpate.config import DataConfig
+from fairpate.data import DataError, load_once, tables
 
 DECLARED = """
 name: notes
@@ -85,6 +86,15 @@ def beside(folder: Path, form: str = "csv") -> None:
         np.save(folder / f"{name}.npy", vectors)
     text = DECLARED.replace(".parquet", f".{form}").replace("vector: 3", "vector: 3, array: true")
     (folder / "notes.yaml").write_text(text, encoding="utf-8")
+
+
+def test_an_array_that_changes_is_read_again(tmp_path: Path) -> None:
+    beside(tmp_path)
+    config = DataConfig.model_validate({"name": "notes", "declaration": {"path": tmp_path / "notes.yaml"}})
+    first = load_once(config)
+    assert load_once(config) is first
+    np.save(tmp_path / "private.npy", VECTORS["private"] + 1)
+    assert np.allclose(load_once(config).private.x[:, :3], VECTORS["private"] + 1)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from fairpate import load_data
-from fairpate.config import ALLOWED
-from fairpate.data import DataError, Dataset, describe
+from fairpate.config import ALLOWED, DataConfig
+from fairpate.data import DataError, Dataset, describe, load_once
 from fairpate.oriented_gradients import NUM_VALUES, oriented_gradients
 
 TABLE = """
@@ -78,6 +78,37 @@ def test_a_folder_of_classes_and_groups(folder: Path) -> None:
     dataset = load_data(folder / "scans.yaml")
     assert by_shade(dataset, "private") == {shade("private", i): (i % 2, i // 2 % 2) for i in range(8)}
     assert by_shade(dataset, "public") == {shade("public", i): (i % 2, i // 2 % 2) for i in range(4)}
+
+
+def test_folders_are_read_once_until_a_picture_changes(folder: Path) -> None:
+    (folder / "scans.yaml").write_text(FOLDERS, encoding="utf-8")
+    config = DataConfig.model_validate({"name": "scans", "declaration": {"path": folder / "scans.yaml"}})
+    first = load_once(config)
+    assert load_once(config) is first
+    # Deep in a folder, whose own time does not change.
+    Image.new("RGB", (20, 24), (7, 7, 7)).save(folder / "private" / "no" / "F" / "0.png")
+    assert by_shade(load_once(config), "private")[7] == (0, 0)
+    for path in sorted((folder / "public").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    (folder / "public").rmdir()
+    with pytest.raises(DataError, match=r"public: missing file\. "):
+        load_once(config)
+
+
+def test_a_pattern_stands_for_the_folders_of_several_clinics(folder: Path) -> None:
+    (folder / "scans.yaml").write_text(FOLDERS.replace("private: private", "private: 'clinic-?'"), encoding="utf-8")
+    for place in range(8):
+        ill, sex, clinic = ("no", "yes")[place % 2], "FM"[place // 2 % 2], "ab"[place // 4]
+        path = folder / f"clinic-{clinic}" / ill / sex / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (folder / "private" / ill / sex / f"{place}.png").rename(path)
+    config = DataConfig.model_validate({"name": "scans", "declaration": {"path": folder / "scans.yaml"}})
+    dataset = load_once(config)
+    assert by_shade(dataset, "private") == {shade("private", i): (i % 2, i // 2 % 2) for i in range(8)}
+    assert load_once(config) is dataset
+    # Lists that match the pattern too are read instead of the folders next to them.
+    (folder / "clinic-1").write_text("path,level_1,level_2\nclinic-a/no/F/0.png,no,F\nclinic-a/yes/M/3.png,yes,M\n")
+    assert len(load_once(config).private) == 2
 
 
 def test_names_do_not_tell_the_folder_of_a_group(folder: Path) -> None:

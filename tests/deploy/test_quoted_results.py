@@ -86,7 +86,7 @@ def test_a_forecast_is_students_prediction_interval() -> None:
 
 
 def test_published_runs_have_the_settings_that_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairpate.run.sweep.locate", lambda *_: None)  # settings need no files
+    monkeypatch.setattr("fairpate.data.dataset.DatasetEntry.located", lambda *_: ())  # settings need no files
     sweep = load_sweep(ROOT / "configs" / "published" / "marks.yaml", ["seeds=[0]"])
     cells = cells_of(sweep, folder=ROOT)
     text = marks.EXPECTED.read_text(encoding="utf-8")
@@ -172,7 +172,7 @@ LARGE += ("fermi_parity", "fermi_odds", "fermi_parity_epsilon")
 def test_every_cell_that_is_quoted_is_there_or_is_one_of_its_sweep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, known = ROOT / "configs" / "paper" / f"{name}.yaml", set(measured.read(name))
     if path.exists():
-        monkeypatch.setattr("fairpate.run.sweep.locate", lambda *_: None)  # names need no files
+        monkeypatch.setattr("fairpate.data.dataset.DatasetEntry.located", lambda *_: ())  # names need no files
         of_sweep = set(papers.cell_names(cells_of(load_sweep(path), folder=path.parent)).values())
         assert known <= of_sweep
         known = of_sweep

@@ -116,7 +116,7 @@ def test_the_live_frontier_holds_every_recorded_configuration_and_fetches_nothin
     assert sorted(round(point["values"][2], 4) for point in points) == pytest.approx(accuracies, abs=2e-4)
     assert all(point["commands"] for point in points)
     paper, found = ROOT / "configs" / "paper", set()
-    monkeypatch.setattr("fairpate.run.sweep.locate", lambda *_: None)
+    monkeypatch.setattr("fairpate.data.dataset.DatasetEntry.located", lambda *_: ())
     cells = cells_of(load_sweep(paper / "utkface.yaml"), folder=paper)
     for point in points[::25]:  # the command below a configuration gives exactly that one
         _, _, _, method, _, data, *words = shlex.split(point["commands"][0])

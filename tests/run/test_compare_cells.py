@@ -390,7 +390,7 @@ SLOW = ("color_mnist", "frontier", "cluster")
 def test_every_sweep_that_is_offered_is_valid_and_its_commands_repeat_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairpate.run.sweep.locate", lambda *_: None)
+    monkeypatch.setattr("fairpate.data.dataset.DatasetEntry.located", lambda *_: ())
     found = cells_of(load_sweep(path), folder=path.parent)
     assert len({cell.digest for cell in found}) == len(found) > (3 if path.stem == "demo" else 5)
     one_of_each = {(cell.data, cell.method): cell for cell in found}.values()

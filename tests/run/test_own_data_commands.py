@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -191,6 +192,40 @@ def test_folders_of_pictures_are_drafted(tmp_path, fairpate):
     assert "  test: pool  # labelled pictures" in fairpate("data", "declare", "own", "--test", "pool")[1]
     code, _, said = fairpate("data", "declare", "own", "--test", "own/no/F/1.png")
     assert (code, "--test: expected a folder of pictures" in said) == (2, True), said
+
+
+SCANS = """name: scans
+kind: images
+rows: 100
+files: {private: private, public: public, test: test}
+pictures: {size: 16, channels: 1}
+label: {column: level_1, classes: [no, yes]}
+group: {column: level_2, values: [F, M]}
+"""
+
+
+def test_folders_of_pictures_are_forecast_and_compared(tmp_path, fairpate):
+    generator = np.random.default_rng(0)
+    for part, count in (("private", 60), ("public", 24), ("test", 24)):
+        for place in range(count):
+            path = tmp_path / part / ("no", "yes")[place % 2] / "FM"[place // 2 % 2] / f"{place}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(generator.integers(0, 128, (16, 16), dtype=np.uint8) + 100 * (place % 2)).save(path)
+    (tmp_path / "scans.yaml").write_text(SCANS, encoding="utf-8")
+    code, said, errors = fairpate("run", "--dry-run", "--data", "scans.yaml", "--epsilon", "1")
+    assert code == 0, errors
+    assert "would spend epsilon 1.00" in said
+    (tmp_path / "own.yaml").write_text(
+        "methods: {weighted_votes: {settings: {target.epsilon: 1}}}\nray: {num_actors: 0}\n"
+        "data_sets: {scans: {settings: {data.declaration: scans.yaml}}}\n",
+        encoding="utf-8",
+    )
+    code, said, errors = fairpate("compare", "own.yaml", "--out", "compared")
+    assert code == 0, errors
+    assert "weighted_votes" in said
+    (tmp_path / "public").rename(tmp_path / "pool")
+    code, _, errors = fairpate("compare", "own.yaml", "--out", "other")
+    assert (code, "public: missing file. Put public into" in errors) == (2, True), errors
 
 
 def test_a_row_with_too_many_cells_is_not_printed(clinic, fairpate):
