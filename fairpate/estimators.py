@@ -49,7 +49,7 @@ from fairpate import config as configuration
 from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
 from fairpate.data import SPLIT_NAMES, Dataset, Split, tables
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
-from fairpate.data.declaration import read_declaration
+from fairpate.data.declaration import as_declared, read_declaration
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.large_arrays import Names
 from fairpate.files import private_folder
@@ -228,18 +228,21 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     """Encode a frame by its declaration: numbers are scaled by their declared bounds, and each category becomes a
     feature of 0 or 1.
 
-    DataError, a ValueError, names every column with undeclared values. ValueError for a declaration of pictures, or one
-    that leaves rows out. ``name`` is the frame's name in errors.
+    Decimal commas and dates are read as in files, whether the frame has them as text or with a type. DataError, a
+    ValueError, names every column with undeclared values, and one of which nearly all values are clipped. ValueError
+    for a declaration of pictures, or one that leaves rows out. ``name`` is the frame's name in errors.
     """
     table = read_declaration(declaration, given=_GIVEN)
-    if table.pictures or table.keep or table.trim:
+    if table.pictures or table.keep:
         raise ValueError(
-            f"declaration: {table.name} declares `pictures`, `keep` or `trim`, which an estimator does not apply; use "
+            f"declaration: {table.name} declares `pictures` or `keep`, which an estimator does not apply; use "
             "fairpate.load_data and fairpate.run_method."
         )
     frame = pa.table(X) if isinstance(X, Mapping) else pa.Table.from_pandas(X, preserve_index=False)
-    rows = pa.concat_tables(tables.plain_batches(frame, name))
     options, faults = {key: option.default for key, option in table.all_options.items()}, tables.TableFaults()
+    batches = tables.plain_batches(frame, name, wanted=table.used(options))
+    rows = as_declared(table, pa.concat_tables(batches), options)
+    faults.rows[name] += len(rows)
     features = table.visible(options)
     tables.require_columns(rows, [column for column, _ in features], name)
     x = tables.encode(rows, features, name, faults)

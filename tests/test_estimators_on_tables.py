@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from two_groups import two_groups
 
-from fairpate.estimators import FairClassifier
+from fairpate import load_data
+from fairpate.estimators import FairClassifier, declared_records
 
 X, Y, Z = two_groups(600, 0)
 PUBLIC_X, *_ = two_groups(200, 1)
@@ -255,3 +257,109 @@ class TestWhatIsChosen:
 
 def np_tensor(x: Any) -> torch.Tensor:
     return torch.from_numpy(x.astype(np.float32))
+
+
+BANK: dict[str, Any] = {
+    "name": "bank",
+    "decimal": ",",
+    "files": {"private": "private.csv"},
+    "label": {"column": "granted", "classes": ["no", "yes"]},
+    "group": {"column": "sex", "values": ["F", "M"]},
+    "person": "customer",
+    "trim": [{"columns": "term", "start": "0"}],
+    "features": {
+        "amount": {"bounds": [0, 50_000], "missing": 10_000, "unknown": "k. A."},
+        "asked": {"date": "year", "date_format": "%d.%m.%Y", "bounds": [2010, 2024]},
+        "born": {"date": "age", "age_on": "2025-01-01", "date_format": "%d.%m.%y", "bounds": [0, 110], "missing": 50},
+        "term": {"categories": ["12", "24"]},
+    },
+}
+
+
+def export(count: int, seed: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """A bank's export as text, and its features by hand: amount, its absence, year, age, its absence, two terms."""
+    draw = np.random.default_rng(seed)
+    amount, days = np.round(draw.uniform(1000, 50_000, count), 2), draw.integers(0, 5000, count)
+    ages, terms, lacks = draw.integers(18, 95, count), draw.integers(1, 3, count) * 12, draw.random(count) < 0.1
+    asked = [pd.Timestamp("2011-01-01") + pd.Timedelta(days=int(each)) for each in days]
+    # Half of all have their birthday on New Year's Day, when the age is taken.
+    halves = draw.random(count) < 0.5
+    born = [(1, 1, 2025 - age) if half else (2, 1, 2024 - age) for age, half in zip(ages, halves, strict=True)]
+    german = [f"{each:,.2f}".translate(str.maketrans(",.", ".,")) for each in amount]
+    frame = pd.DataFrame(
+        {
+            "amount": np.where(lacks, "k. A.", german),
+            "asked": [f"{each:%d.%m.%Y}" for each in asked],
+            "born": [f" {day:02}.{month:02}.{year % 100:02}" for day, month, year in born],
+            "term": [f"0{each}" for each in terms],
+            "customer": [f"K{place // 2}" for place in range(count)],
+            "sex": np.tile(["F", "M"], count)[:count],
+            "granted": np.where(ages > 55, "yes", "no"),
+        }
+    )
+    frame.loc[0, "born"] = ""
+    years = np.array([each.year for each in asked])
+    no_birth = np.arange(count) == 0
+    features = [
+        np.where(lacks, 10_000, amount) / 50_000, lacks, (years - 2010) / 14, np.where(no_birth, 50, ages) / 110,
+        no_birth, terms == 12, terms == 24,
+    ]  # fmt: skip
+    return frame, np.stack(features, axis=1)
+
+
+def parsed(frame: pd.DataFrame) -> pd.DataFrame:
+    """As somebody parses it: floats, days and moments, whole numbers."""
+    amount = frame["amount"].replace("k. A.", None).str.replace(".", "").str.replace(",", ".").astype(float)
+    short = pd.to_datetime(frame["born"].str.strip().replace("", None), format="%d.%m.%y")
+    born = short.where(short < "2025-01-02", short - pd.DateOffset(years=100)).dt.tz_localize("Europe/Berlin")
+    asked = pd.to_datetime(frame["asked"], format="%d.%m.%Y").dt.date
+    return frame.assign(amount=amount, born=born, asked=asked, term=frame["term"].astype(int))
+
+
+class TestFramesByTheirDeclaration:
+    @pytest.mark.parametrize("form", [pd.DataFrame, parsed, lambda frame: frame.astype("category"), dict])
+    def test_decimal_commas_dates_and_trimmed_codes_are_read_as_in_files(self, form: Any, tmp_path: Path) -> None:
+        frame, expected = export(200, 0)
+        found = declared_records(BANK, form(frame))
+        np.testing.assert_allclose(found.x, expected, atol=1e-5)
+        frame.to_csv(tmp_path / "private.csv", index=False, encoding="utf-16")
+        read = load_data(BANK | {"encoding": "utf-16"}, data_dir=tmp_path)
+        np.testing.assert_array_equal(found.x, read.private.x.numpy())
+        np.testing.assert_array_equal(found.x, load_data(BANK, private=form(frame)).private.x.numpy())
+        assert found.persons is not None
+        assert len(set(found.persons)) == 100
+
+    def test_a_model_fits_predicts_and_scores_text_and_parsed_frames_alike(self) -> None:
+        (frame, _), (pool, _), (unseen, _) = export(600, 0), export(300, 1), export(300, 2)
+        models = [
+            FairClassifier.from_declaration(BANK, "weighted_votes", **QUICK, epsilon=8.0).fit(
+                form(frame), public_X=form(pool)
+            )
+            for form in (pd.DataFrame, parsed)
+        ]
+        answers = [model.predict(form(unseen)).tolist() for model in models for form in (pd.DataFrame, parsed)]
+        assert answers[0] == answers[1] == answers[2] == answers[3]
+        scores = {model.score(form(unseen)) for model in models for form in (pd.DataFrame, parsed)}
+        assert len(scores) == 1 and scores.pop() > 0.8
+        assert models[0].statement().unit == "person"
+
+    def test_dates_whose_points_a_reader_dropped_are_refused_everywhere(self) -> None:
+        (frame, _), (pool, _) = export(600, 0), export(300, 1)
+        model = FairClassifier.from_declaration(BANK, "weighted_votes", **QUICK, epsilon=8.0)
+
+        def dropped(given: pd.DataFrame) -> pd.DataFrame:
+            return given.assign(asked=given["asked"].str.replace(".", "").astype(int))
+
+        refused = r"{}: column asked: expected a date written as %d\.%m\.%Y, not a number, got .* in {} rows"
+        with pytest.raises(ValueError, match=refused.format("X", 600)):
+            model.fit(dropped(frame), public_X=pool)
+        with pytest.raises(ValueError, match=refused.format("public_X", 300)):
+            model.fit(frame, public_X=dropped(pool))
+        model.fit(frame, public_X=pool)
+        for ask in (model.predict, model.score, model.predict_proba):
+            with pytest.raises(ValueError, match=refused.format("X", 300)):
+                ask(dropped(pool.assign(granted="no")))
+        # Declared as a bare number, nearly every one is beyond the bounds.
+        number = BANK | {"features": BANK["features"] | {"asked": {"bounds": [2010, 2024]}}}
+        with pytest.raises(ValueError, match=r"X: column asked: expected values within its `bounds`, got nearly all"):
+            FairClassifier.from_declaration(number, "weighted_votes", **QUICK).fit(dropped(frame), public_X=pool)

@@ -13,7 +13,6 @@ all files are reported together.
 
 from __future__ import annotations
 
-import codecs
 import itertools
 import re
 from collections import Counter
@@ -219,7 +218,7 @@ class Declaration(Section):
         None, min_length=1, max_length=1, description="Sign between fields; empty: a tab in .tsv files, else a comma."
     )
     header: tuple[str, ...] = Field((), description="Names of all columns, for files without a header line.")
-    encoding: str = Field("utf-8", description="Encoding of text files, such as cp1252 or latin-1.")
+    encoding: str = Field("utf-8", description="Encoding of text files, such as cp1252, latin-1 or utf-16.")
     decimal: Literal[".", ","] = Field(
         ".",
         description="Decimal sign of text files: with a comma, points are between thousands. Declared numbers are "
@@ -299,10 +298,8 @@ class Declaration(Section):
             for file in (*files, *(other for each in files for other in each.alternatives))
             if file.extracted or file.path.endswith(".zip")
         ]
-        try:
-            codecs.lookup(self.encoding)
-        except LookupError:
-            faults.append(f"encoding: unknown encoding {self.encoding!r}; give one such as utf-8 or cp1252")
+        if not tables.is_encoding(self.encoding):
+            faults.append(f"encoding: unknown encoding {self.encoding!r}; give one of text, such as utf-8 or cp1252")
         faults += [f"options.{name}: this name is taken; choose another" for name in self.options if name in RESERVED]
         for name, of in self.intersections.items():
             if name in self.groups:
@@ -485,7 +482,8 @@ def rows_of(
     part, the file's name, and a table of the columns that the reader needs."""
     if request.tables is not None:
         for part, given in request.tables.items():
-            for rows in tables.plain_batches(given, part):
+            wanted = None if table.identity.by_text else table.used(request.options)
+            for rows in tables.plain_batches(given, part, wanted=wanted):
                 yield part, part, _used_columns(table, part, rows, part, request)
         return
     # Vectors next to a file are joined to its rows before any rule leaves one out.
@@ -527,14 +525,25 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
     if not table.identity.by_text:  # otherwise columns of other options are part of a name too
         rows = rows.select(used)
+    return as_declared(table, rows, request.options)
+
+
+def as_declared(table: Declaration, rows: pa.Table, options: Mapping[str, Any]) -> pa.Table:
+    """Return ``rows`` with the values that the declaration means: trimmed, with a year or an age for each date and a
+    decimal point in each number. Columns that ``rows`` lack are left out.
+
+    Text, numbers and dates with a type are all accepted, so that a file and a frame of the same table mean the same.
+    """
     for trim, column in ((each, column) for each in table.trim for column in each.columns):
+        if column not in rows.column_names:
+            continue
         text = tables.text_of(rows[column])
         for shorten, characters in ((pc.utf8_rtrim, trim.end), (pc.utf8_ltrim, trim.start)):
             short = shorten(text, characters)
             # A value of such characters alone keeps one of them: the code 00 is 0.
             text = pc.if_else(pc.equal(short, ""), pc.utf8_slice_codeunits(text, 0, 1), short)
         rows = rows.set_column(rows.column_names.index(column), column, text)
-    dated = {column: each for column, each in table.columns if each.date and dataset.holds(each.when, request.options)}
+    dated = {column: each for column, each in table.columns if each.date and dataset.holds(each.when, options)}
     numeric: list[str] = []
     if table.decimal == ",":
         # Every column whose values are read as numbers under some option.
@@ -545,12 +554,12 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
             each.column for each in codings if all(one.has_range for one in itertools.chain(*each.meanings.values()))
         ]
     for column in (each for each in dict.fromkeys((*dated, *numeric)) if each in rows.column_names):
-        text = rows[column].combine_chunks()
+        values = rows[column].combine_chunks()
         if column in dated:
-            text = tables.numbers_of_dates(tables.text_of(text), dated[column])
-        elif pa.types.is_string(text.type):
-            text = tables.with_decimal_points(text)
-        rows = rows.set_column(rows.column_names.index(column), column, text)
+            values = tables.numbers_of_dates(values, dated[column])
+        elif pa.types.is_string(values.type):
+            values = tables.with_decimal_points(values)
+        rows = rows.set_column(rows.column_names.index(column), column, values)
     return rows
 
 

@@ -5,8 +5,11 @@ every bound, category and threshold, so that none is a statistic of private reco
 how one feature is computed from these public constants. A :class:`RecordForm` describes the inputs for one record.
 
 **Reading.** Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its
-meaning. In files with types (Parquet, Arrow), values other than numbers become the text that a delimited file would
-have. Only one batch is in memory at a time.
+meaning. In files with types (Parquet, Arrow), values other than numbers and dates become the text that a delimited file
+would have. Only one batch is in memory at a time.
+
+**Dates.** A declared date becomes its year, or an age on a public day. A cell that is no day of the calendar, or no
+possible birth, never becomes a number: it is refused with the reason.
 
 **Encoding.** One-hot coding and scaling use only the declaration, so a record's features do not depend on other
 records. Messages about faults, and the numbers of clipped, missing and undeclared values, are for people who may see
@@ -17,6 +20,7 @@ Shapes: N records, F features.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import datetime
 import gzip
@@ -29,7 +33,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -110,7 +114,11 @@ class Feature(Section):
     date: Literal["year", "age"] | None = Field(
         None, description="Number: the column has dates, which become their year, or the years from them to `age_on`."
     )
-    date_format: str = Field(ISO_DATE, description="Date: how it is written, as in %d.%m.%Y or %m/%d/%Y.")
+    date_format: str = Field(
+        ISO_DATE,
+        description="Date: how text writes it, as in %d.%m.%Y or %m/%d/%Y; columns with a date type need none. A year "
+        "of two digits (%y) is the last one before `age_on`, or the one within `bounds`.",
+    )
     age_on: datetime.date | None = Field(None, description="Date: the public day on which an age is taken.")
     when: When = Field({}, description="Options with the values for which this declaration applies.")
 
@@ -162,6 +170,16 @@ class Feature(Section):
         ),
         "Expected `date_format` only together with `date`": lambda feature: (
             feature.date_format != ISO_DATE and feature.date is None
+        ),
+        "Expected `date_format` with the year, and for an age with the month, such as %d.%m.%Y, got {0.date_format!r}; "
+        "%d and %m also read one digit": lambda feature: (
+            feature.date is not None and not _is_date_format(feature.date_format, needs_month=feature.date == "age")
+        ),
+        "Expected bounds of less than 100 years with the two digits of %y, got {0.bounds}": lambda feature: (
+            feature.date == "year"
+            and feature.bounds is not None
+            and feature.bounds[1] - feature.bounds[0] >= 100
+            and _is_short(feature.date_format)
         ),
         "Expected `aliases` and `other` only together with `categories`": lambda feature: (
             not feature.categories and (feature.aliases or feature.other)
@@ -462,7 +480,8 @@ def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode,
             if not feature.may_be_missing:
                 codes.append(number())
                 continue
-            unknown = ("", *feature.unknown)
+            # What marks a missing date in a file is no year or age: the age 99 is not the unknown date 99.
+            unknown = ("",) if feature.date else ("", *feature.unknown)
             codes.append(number(missing=feature.stands_for_missing, unknown=unknown))
             codes.append(code(feature=f"{column}=missing", kind="missing", unknown=unknown))
         elif feature.vector is not None:
@@ -507,6 +526,8 @@ def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.flo
 
 # Number of values that a message shows, and of characters of each.
 _SHOWN, _LENGTH = 3, 40
+# From this many values on, a column of which more than this share is clipped is a fault.
+_FEW, _NEARLY_ALL = 20, 0.99
 
 
 @dataclass(kw_only=True)
@@ -517,6 +538,10 @@ class TableFaults:
       file, its column, what was expected, the remedy, and a text to show if no values may be shown.
     - ``counts``: numbers of rows by file, column, and what happened to the value: `clipped`, `missing` or `other`.
     - ``rows``: numbers of rows read by file.
+
+    A column of which more than 99 of 100 values are clipped is a fault too: it says nothing, so that the bounds, or the
+    way in which it was read, are wrong. Fewer than 20 values may all be clipped by chance. Whether this is so depends
+    on the records, as for every fault: whoever learns of it must be allowed to see them.
     """
 
     found: dict[tuple[str, str, str, str, str], tuple[int, tuple[str, ...]]] = field(default_factory=dict)
@@ -546,6 +571,17 @@ class TableFaults:
     def require_none(self) -> None:
         """Raise :class:`DataError` with a line for every fault; do nothing without faults."""
         lines = []
+        for (file, column, what), rows in self.counts.items():
+            given = self.rows[file] - self.counts[file, column, "missing"]
+            if what == "clipped" and given >= _FEW and rows > _NEARLY_ALL * given:
+                self.add(
+                    file,
+                    column,
+                    expected="values within its `bounds`",
+                    met="nearly all beyond them",
+                    remedy="correct the bounds, or read the column as its file means it (`decimal`, `date`, `unknown`)",
+                    rows=rows,
+                )
         for (file, column, expected, remedy, met), (rows, values) in self.found.items():
             shown = [repr(value) for value in values][:_SHOWN] + ["..."] * (len(values) > _SHOWN)
             where = f"in {rows:,} row{'s' if rows != 1 else ''}"
@@ -621,13 +657,13 @@ def read_batches(
         raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
 
 
-def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
+def plain_batches(table: pa.Table, name: str, *, wanted: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Yield the rows of a table in memory in batches, with values in the form that :func:`read_batches` yields for a
-    file."""
+    file. Columns that have no such form are left out unless they are in ``wanted``; None: every column is wanted."""
     if not len(table):
         raise DataError(f"{name}: expected rows, got none; give a table with at least one row.")
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        yield _plain_batch(batch, name)
+        yield _plain_batch(batch, name, wanted)
 
 
 _ELSEWHERE = dict.fromkeys((".xlsx", ".xls", ".ods"), "read_excel") | dict.fromkeys((".db", ".sqlite"), "read_sql")
@@ -650,7 +686,9 @@ def column_names(path: Path, name: str, layout: Layout = USUAL) -> list[str]:
         if path.suffix in TYPED_SUFFIXES:
             return list(arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix]).schema.names)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            return _distinct(_read_header(stream, name, layout.of(path)))  # type: ignore[arg-type]
+            return _distinct(_read_header(_utf8(stream, layout), name, layout.of(path)))
+    except UnicodeError as error:
+        raise _not_encoded(error, name, layout) from error
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
 
@@ -666,18 +704,13 @@ def read_table(content: bytes, name: str, *, separator: str = ",") -> pa.Table:
 
 def _text_batches(stream: Any, name: str, layout: Layout) -> Iterator[pa.Table]:
     """Yield the rows of delimited text in batches, with every field as trimmed text."""
-    # A stream of bytes in memory has no `peek`, which finding the comment needs.
-    stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
-    if layout.comment and stream.peek(len(layout.comment)).startswith(layout.comment.encode()):
-        stream.readline()
-    header = _distinct(layout.columns if layout.columns is not None else _read_header(stream, name, layout))
     rows = 0
     try:
+        stream = _utf8(stream, layout)
+        header = _distinct(layout.columns if layout.columns is not None else _read_header(stream, name, layout))
         with arrow_csv.open_csv(
             pa.PythonFile(stream, mode="r"),
-            read_options=arrow_csv.ReadOptions(
-                column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False, encoding=layout.encoding
-            ),
+            read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False),
             # A quoted field may contain line breaks.
             parse_options=arrow_csv.ParseOptions(delimiter=layout.separator, newlines_in_values=True),
             # An empty field stays empty text: only the declaration knows its meaning.
@@ -697,34 +730,94 @@ def _text_batches(stream: Any, name: str, layout: Layout) -> Iterator[pa.Table]:
             place = re.match(r"Row #\d+: ", reason)
             reason = f"{place[0] if place else ''}{ragged[0]} in a row"
         raise DataError(f"{name}: not a readable table ({reason}); {_RESTORE}{_hint(reason)}.") from error
+    except UnicodeError as error:
+        raise _not_encoded(error, name, layout) from error
     if not rows:
         raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
 
 
+class _Recoded(io.RawIOBase):
+    """A stream of bytes in UTF-8, read from ``stream``, whose text is in another encoding."""
+
+    def __init__(self, stream: Any, encoding: str) -> None:
+        self._stream, self._decoder = stream, codecs.getincrementaldecoder(encoding)()
+        self._rest, self._is_open = b"", True
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._is_open and not self._rest:
+            content = self._stream.read(_BYTES_AT_ONCE // 8)
+            self._is_open = bool(content)
+            self._rest = self._decoder.decode(content, not content).encode("utf-8")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+def _utf8(stream: Any, layout: Layout) -> io.BufferedReader:
+    """Return the bytes of delimited text in UTF-8, whatever its encoding, from its header on: a byte-order mark is no
+    part of a name, and a first line that is a comment is skipped."""
+    if codecs.lookup(layout.encoding).name != "utf-8":
+        stream = _Recoded(stream, layout.encoding)
+    # A stream of bytes in memory has no `peek`.
+    stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+    if stream.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+        stream.read(len(codecs.BOM_UTF8))
+    if layout.comment and stream.peek(len(layout.comment)).startswith(layout.comment.encode()):
+        stream.readline()
+    return stream
+
+
 def _read_header(stream: IO[bytes], name: str, layout: Layout) -> list[str]:
-    """Return the column names in the header of delimited text; a header with quoted names may extend over several
-    lines."""
-    # Read line by line, so that the stream is at the first row afterwards. A byte-order mark is not part of a name.
-    encoding = "utf-8-sig" if layout.encoding == "utf-8" else layout.encoding
-    lines = (line.decode(encoding) for line in iter(stream.readline, b""))
+    """Return the column names in the header of delimited text in UTF-8; a header with quoted names may extend over
+    several lines."""
+    # Read line by line, so that the stream is at the first row afterwards.
+    lines = (line.decode("utf-8") for line in iter(stream.readline, b""))
     try:
         first = next(csv.reader(lines, delimiter=layout.separator or ",", strict=False), None)
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise DataError(f"{name}: not a readable table ({error}); {_RESTORE}{_hint(str(error))}.") from error
     if not first:
         raise DataError(f"{name}: not a readable table (it is empty, or opens with an empty line); {_RESTORE}.")
     return [field.strip().strip('"') for field in first]
 
 
+def _not_encoded(error: UnicodeError, name: str, layout: Layout) -> DataError:
+    hint = _hint("utf-8") if codecs.lookup(layout.encoding).name == "utf-8" else ", or declare its own `encoding`"
+    return DataError(f"{name}: not a readable table ({error}); {_RESTORE}{hint}.")
+
+
+def encoding_by_mark(start: bytes) -> str | None:
+    """Return the encoding that the byte-order mark at the ``start`` of a file tells; None without a mark."""
+    # The mark of UTF-32 begins with that of UTF-16.
+    marks = {
+        "utf-8": [codecs.BOM_UTF8],
+        "utf-32": [codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE],
+        "utf-16": [codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE],
+    }
+    return next((name for name, each in marks.items() if start.startswith(tuple(each))), None)
+
+
+def is_encoding(name: str) -> bool:
+    """Return True if ``name`` is an encoding in which delimited text can be read."""
+    sample = "a,b\n1,2\n"
+    try:
+        return codecs.decode(sample.encode(name), name) == sample
+    except (LookupError, UnicodeError, ValueError, TypeError):
+        return False
+
+
 def _hint(reason: str) -> str:
     if "utf-8" in reason.lower() or "utf8" in reason.lower():
-        return ", in UTF-8, or declare its `encoding`, such as cp1252"
+        return ", in UTF-8, or declare its `encoding`, such as cp1252 or utf-16"
     return ", or declare its `separator` or `header`" if "columns" in reason else ""
 
 
-def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
-    """Return the batch with columns of numbers and of lists of numbers unchanged, and all others as the text that a
-    delimited file would have."""
+def _plain_batch(batch: pa.RecordBatch, name: str, wanted: Sequence[str] | None = None) -> pa.Table:
+    """Return the batch with columns of numbers, of dates and of lists of numbers unchanged, and all others as the text
+    that a delimited file would have; see :func:`plain_batches`."""
     columns = {}
     for column in batch.schema.names:
         values = batch[column]
@@ -733,17 +826,36 @@ def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
         # Few functions of Arrow support half floats.
         if pa.types.is_float16(kind):
             values = values.cast(pa.float32())
-        elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_vectors(kind)):
-            if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_dates(kind) or is_vectors(kind)):
+            is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+            # Durations and the types of other libraries would become numbers without their unit.
+            is_bare = pa.types.is_duration(kind) or isinstance(kind, pa.BaseExtensionType)
+            try:
+                if pa.types.is_nested(kind) or is_bytes or is_bare:
+                    raise pa.ArrowTypeError(str(kind))
+                text = pc.fill_null(values.cast(pa.string()), "")
+                text.validate(full=True)
+            except pa.ArrowException as error:
+                if wanted is not None and column not in wanted:
+                    continue
+                # Not Arrow's words: they may quote a private value.
+                what = f"text, numbers or dates, got {kind}"
+                if isinstance(error, pa.ArrowInvalid):
+                    what = "text in UTF-8, got other bytes"
                 raise DataError(
-                    f"{name}: column {column}: expected text, numbers or dates, got {kind}; leave the column out of "
-                    "the file, or name records by other columns (identity)."
-                )
-            values = pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), ""))
+                    f"{name}: column {column}: expected {what}; leave the column out of the file, or name records by "
+                    "other columns (identity)."
+                ) from error
+            values = pc.utf8_trim_whitespace(text)
             if pa.types.is_decimal(kind) and kind.scale > 0:  # 123.00 and 123 are one number, and so one name
                 values = pc.replace_substring_regex(values, r"^(-?\d+(\.\d*[1-9])?)\.?0*$", r"\1")
         columns[column] = values
     return pa.table(columns)
+
+
+def is_dates(kind: pa.DataType) -> bool:
+    """Return True if ``kind`` is the type of a column of dates, with or without a time of day."""
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def is_vectors(kind: pa.DataType) -> bool:
@@ -815,20 +927,98 @@ def with_decimal_points(text: pa.Array) -> pa.Array:
     return pc.if_else(is_number, pc.replace_substring(pc.replace_substring(text, ".", ""), ",", "."), text)
 
 
-def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
-    """Return the year of each date, or, if the feature declares the day ``age_on``, the age in whole years on that day.
-    Text that is not a date is unchanged."""
-    # The time of day in a typed file is not part of the date.
-    text_of_day = pc.utf8_slice_codeunits(text, 0, 10) if feature.date_format == ISO_DATE else text
-    dates = pc.strptime(text_of_day, format=feature.date_format, unit="s", error_is_null=True)
-    years = pc.year(dates)
-    if feature.age_on is not None:
-        # Before the birthday, which `age_on` has not reached in its year, a year less has passed.
-        is_before = pc.greater(
-            pc.add(pc.multiply(pc.month(dates), 100), pc.day(dates)), feature.age_on.month * 100 + feature.age_on.day
-        )
-        years = pc.subtract(feature.age_on.year, pc.add(years, is_before.cast(pa.int64())))
-    return pc.coalesce(years.cast(pa.string()), text)
+def numbers_of_dates(values: pa.Array, feature: Feature) -> pa.Array:
+    """Return as text the year of each date, or, if the feature declares the day ``age_on``, the age in whole years on
+    that day. ``values`` are text, or of a type of dates: these need no ``date_format``. An empty cell, or one that the
+    feature declares as unknown, becomes empty.
+
+    A date counts as the day that is written, in its own time zone. A year of two digits makes a date the last one up to
+    ``age_on``, or the one whose year is within the bounds. Every other cell is marked with the reason for which
+    :func:`numbers` refuses it: it is no day of the calendar, a date after ``age_on`` (unless the lower bound is below
+    0), or one longer ago than anybody lived (and than the upper bound).
+    """
+    form = ISO_DATE if is_dates(values.type) else feature.date_format
+    text = text_of(values)
+    # Each value once: reading a date is slow, and a column has few different ones.
+    distinct = pc.unique(text)
+    found = [_number_of_date(each, form, feature) for each in distinct.to_pylist()]
+    return pa.array(found, pa.string()).take(pc.index_in(text, value_set=distinct))
+
+
+# A noncharacter of Unicode, which no text contains: it stands before, between and after the words on a cell.
+_REFUSED = "\ufdd0"
+_ISO_DAY = re.compile(
+    r"(\d{4}-\d\d-\d\d)([ T]([01]\d|2[0-3]):[0-5]\d(:[0-5]\d([.,]\d+)?)?( ?(Z|UTC|[+-]\d\d(:?\d\d)?))?)?", re.ASCII
+)
+# Directives that C knows and Python does not.
+_OF_C = {"%F": ISO_DATE, "%D": "%m/%d/%y", "%x": "%m/%d/%y", "%T": "%H:%M:%S", "%R": "%H:%M", "%e": "%d", "%h": "%b"}
+_OLDEST = 122
+"""The most years that a person is known to have lived."""
+
+
+def _number_of_date(text: str, form: str, feature: Feature) -> str:
+    """Return the year or the age of the date ``text``, which is written as ``form``; see :func:`numbers_of_dates`."""
+    day, is_number = _day(text, form), re.fullmatch(r"\d+([.,]\d+)?", text)
+    if not text or text in feature.unknown or (day and form == ISO_DATE and text[:10] in feature.unknown):
+        return ""
+    assert feature.bounds is not None
+    (low, high), last = feature.bounds, feature.age_on
+    expected, remedy = f"a day of the calendar, written as {form}", _NO_NUMBER
+    if is_number and not day:
+        expected = f"a date written as {form}, not a number"
+        remedy = "read the column as text: its points were taken for those between thousands, or its zeros are lost"
+        if 1000 <= (number := float(text.replace(",", "."))) < 3000:
+            remedy = "declare years without `date`, or give whole dates"
+        elif number < 100_000:
+            remedy = "give the column a date format in the spreadsheet before it is written: this is a day number"
+    if day and _is_short(form):
+        start = int(high) if last is None else last.year
+        years = (start - (start - day.year) % 100 - each for each in (0, 100))
+        moved = [_day(f"{year:04}-{day.month:02}-{day.day:02}", ISO_DATE) for year in years]
+        day = next((each for each in moved if each and (low <= each.year if last is None else each <= last)), None)
+        expected = f"a day of a year within the bounds, written as {form}" if last is None else expected
+    if day and last is not None:
+        age = last.year - day.year - ((day.month, day.day) > (last.month, last.day))
+        if min(low, 0) <= age <= max(high, _OLDEST):
+            return str(age)
+        expected = f"a date up to {last}" if age < 0 else f"a date at most {max(high, _OLDEST):g} years before {last}"
+        remedy = "correct it, declare it as `unknown`, or declare `bounds` for such ages"
+    elif day:
+        return str(day.year)
+    return f"{_REFUSED}{expected}{_REFUSED}{remedy}{_REFUSED}{text}"
+
+
+@lru_cache(maxsize=2**16)
+def _day(text: str, form: str) -> datetime.date | None:
+    """Return the date ``text`` that is written as ``form``; None for another text, and for no day of the calendar."""
+    try:
+        if form == ISO_DATE:
+            written = _ISO_DAY.fullmatch(text)
+            return datetime.date.fromisoformat(written[1]) if written else None
+        form = re.sub("|".join(_OF_C), lambda found: _OF_C[found[0]], form)
+        moment = datetime.datetime.strptime(text, form)
+    except ValueError:
+        return None
+    # Without a sign between them, 1122019 may be 1.12. or 11.2.: only all digits tell.
+    if re.search(r"%[a-zA-Z]%[a-zA-Z]", form) and moment.strftime(form) != text:
+        return None
+    return moment.date()
+
+
+def _is_date_format(form: str, *, needs_month: bool) -> bool:
+    """Return True if text that is written as ``form`` has a year, and with ``needs_month`` a month."""
+    moment = datetime.datetime(2001, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
+    plain = re.sub("|".join(_OF_C), lambda found: _OF_C[found[0]], form)
+    try:
+        day = _day(moment.strftime(plain), form)
+    except ValueError:
+        return False
+    return day is not None and day.year == moment.year and (not needs_month or day.month == moment.month)
+
+
+def _is_short(form: str) -> bool:
+    """Return True if ``form`` writes a year in two digits."""
+    return re.search(r"%[yDx]", form) is not None
 
 
 def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
@@ -872,7 +1062,10 @@ class ColumnCells:
     @property
     def text(self) -> pa.Array:
         """The values as text; a missing one is empty."""
-        return text_of(self.values)
+        text = text_of(self.values)
+        if pa.types.is_string(text.type) and pc.any(pc.starts_with(text, _REFUSED)).as_py():
+            text = pc.replace_substring_regex(text, f"(?s)^{_REFUSED}.*{_REFUSED}", "")
+        return text
 
     def count(self, what: str, rows_N: Mask) -> None:
         """Add the number of rows where ``rows_N`` is True to the counts of this column; ``what`` happened to their
@@ -894,7 +1087,10 @@ def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> Colum
     """Return the values of one ``column`` in the rows of ``table``; :class:`DataError` if the table has no such column.
     ``file`` is the table's name in messages."""
     require_columns(table, [column], file)
-    return ColumnCells(file=file, column=column, values=table[column].combine_chunks(), faults=faults)
+    values = table[column].combine_chunks()
+    return ColumnCells(
+        file=file, column=column, values=text_of(values) if is_dates(values.type) else values, faults=faults
+    )
 
 
 def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults) -> Floats:
@@ -911,7 +1107,8 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
             remedy = "declare what an empty cell counts as with `missing`, or correct it"
             found.require(~unmarked_N, expected="a value", remedy=remedy, shown=False)
         if feature.bounds is not None:
-            values_N = numbers(found, feature.unknown)
+            # Unknown dates are empty by now, and no year or age is one of them.
+            values_N = numbers(found, () if feature.date else feature.unknown)
             missing_N = np.isnan(values_N)
             found.count("clipped", (values_N < feature.bounds[0]) | (values_N > feature.bounds[1]))
             # By the same function as the values, so that a value at a bound is exactly 0 or 1.
@@ -1004,10 +1201,12 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> FloatArray:
     a fault and becomes NaN."""
     meant_N = [number for value in unknown if (number := number_in(value)) is not None]
     if not pa.types.is_string(found.values.type):
-        values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+        # To the nearest float, as the same digits in text: whole numbers beyond 2**53 are no errors.
+        values = found.values.cast(pa.float64(), safe=False)
+        values_N = np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)
         found.require(~np.isinf(values_N), expected="a number", remedy=_NO_NUMBER)
         return np.where(np.isinf(values_N) | np.isin(values_N, meant_N), np.nan, values_N)
-    is_unknown = pc.is_in(found.values, value_set=pa.array(("", *unknown), pa.string()))
+    is_unknown = pc.is_in(found.text, value_set=pa.array(("", *unknown), pa.string()))
     text = pc.if_else(is_unknown, pa.scalar(None, pa.string()), found.values)
     try:
         values = pc.cast(text, pa.float64())
@@ -1016,12 +1215,18 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> FloatArray:
     values_N = np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)
     right_N = np.isfinite(values_N) | _mask(text.is_null())
     if not right_N.all():
+        # Dates that :func:`numbers_of_dates` refused come with their reasons.
+        said = Counter(each for each in text.to_pylist() if each is not None and each.startswith(_REFUSED))
+        for cell, rows in said.items():
+            expected, remedy, value = cell.removeprefix(_REFUSED).split(_REFUSED)
+            found.faults.add(found.file, found.column, expected=expected, remedy=remedy, rows=rows, values=[value])
+        right_N |= _mask(pc.fill_null(pc.starts_with(text, _REFUSED), False))
         comma_N, date_N = (_mask(pc.match_substring_regex(found.values, like)) for like in (COMMAS, DATES))
         found.require(right_N | comma_N | date_N, expected="a number", remedy=_NO_NUMBER)
         found.require(right_N | ~comma_N, expected="a number", remedy=_COMMA)
         found.require(right_N | ~date_N, expected="a number", remedy=_DATE)
     # A code that means a missing value may also be written as 999.0.
-    return np.where(right_N & ~np.isin(values_N, meant_N), values_N, np.nan)
+    return np.where(np.isfinite(values_N) & ~np.isin(values_N, meant_N), values_N, np.nan)
 
 
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
@@ -1046,7 +1251,7 @@ def _encode_vector(found: ColumnCells, size: int) -> Floats:
         return block
     lengths_N = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
     right_N = lengths_N == size
-    flat = pc.list_flatten(values.filter(pa.array(right_N))).cast(pa.float32())
+    flat = pc.list_flatten(values.filter(pa.array(right_N))).cast(pa.float32(), safe=False)
     block[right_N] = flat.to_numpy(zero_copy_only=False).reshape(-1, size)
     num_infinite = int((~np.isfinite(block).all(axis=1)).sum())
     lengths = [f"a list of {length}" if length >= 0 else "nothing" for length in np.unique(lengths_N[~right_N])]

@@ -18,11 +18,12 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 from fairpate.config import DataConfig
 from fairpate.data import DataError, large_arrays, load_data, tables
-from fairpate.data.dataset import LoadedRecords, Request
-from fairpate.data.declaration import entry_of, read_declaration
+from fairpate.data.dataset import DataSettingsError, LoadedRecords, Request
+from fairpate.data.declaration import entry_of, read_declaration, read_records
 from fairpate.files import CACHE_VARIABLE
 
 DECLARATION = """
@@ -235,3 +236,144 @@ def test_a_frame_with_an_empty_column_is_read(tmp_path: Path) -> None:
     frame.to_parquet(tmp_path / "t.parquet")
     assert isinstance(frame, pd.DataFrame)
     assert len(read(tmp_path, "t.parquet").records) == COUNT
+
+
+BOUNDED = """
+name: accounts
+files: {private: FILES}
+label: {column: y, classes: ["no", "yes"]}
+group: {column: sex, values: [F, M]}
+features: {amount: {bounds: [0, 1.0e12]}}
+"""
+
+
+def accounts(amounts: Any) -> pa.Table:
+    return pa.table({"amount": amounts, "sex": ["F", "M"] * 50, "y": ["no", "no", "yes", "yes"] * 25})
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.decimal128(25, 0), pa.decimal256(40, 2), pa.string()])
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "feather", "arrow"])
+def test_whole_numbers_of_any_size_are_clipped_as_in_text(kind: pa.DataType, suffix: str, tmp_path: Path) -> None:
+    """Beyond 2**53 no float has all digits; between 1 and 99 times 2**50 all are beyond the bounds."""
+    table, path = accounts(pa.array([str(place * 2**50) for place in range(100)]).cast(kind)), tmp_path / f"t.{suffix}"
+    if suffix == "csv":
+        path.write_bytes(as_csv(table))
+    elif suffix == "parquet":
+        pq.write_table(table, path)
+    else:
+        feather.write_feather(table, path)
+    (tmp_path / "accounts.yaml").write_text(BOUNDED.replace("FILES", path.name), encoding="utf-8")
+    faults = tables.TableFaults()
+    declared = read_declaration(tmp_path / "accounts.yaml")
+    found = read_records(declared, Request(data_dir=tmp_path, seed=0, options={}), faults)
+    assert found.records.x[:, 0].tolist() == [0.0] + [1.0] * 99
+    assert faults.counts == {(path.name, "amount", "clipped"): 99}
+
+
+def test_categories_and_vectors_of_large_whole_numbers_are_what_they_are() -> None:
+    large = [2**53, 2**53 + 1, 2**62]
+    table = pa.table({"code": pa.array([*large, 7], pa.int64()), "v": pa.array([[each] for each in [*large, 7]])})
+    code = tables.Feature(categories=(*map(str, large), "7.0"))
+    faults = tables.TableFaults()
+    x = tables.encode(table, [("code", code), ("v", tables.Feature(vector=1))], "t", faults)
+    faults.require_none()
+    assert x[:, :4].tolist() == torch.eye(4).tolist()
+    assert x[:, 4].tolist() == pytest.approx([*large, 7])
+
+
+def test_a_column_that_is_no_cell_is_refused_without_a_value_and_needs_not_be_read(tmp_path: Path) -> None:
+    bad = {
+        "duration": pd.Series(pd.to_timedelta(range(100), unit="D")),
+        "period": pd.Series(pd.period_range("2020-01", periods=100, freq="D")),
+        "bytes": pd.Series([b"\xff"] * 100),
+    }
+    for name, values in bad.items():
+        frame = accounts(range(100)).to_pandas().assign(amount=values)
+        with pytest.raises(DataError, match=r"private: column amount: expected text, numbers or dates, got ") as error:
+            load_data(yaml.safe_load(BOUNDED.replace("FILES", "t.csv")), private=frame)
+        assert "2020" not in str(error.value) and "xff" not in str(error.value), name
+        unread = accounts(range(100)).to_pandas().assign(note=values)
+        assert len(load_data(yaml.safe_load(BOUNDED.replace("FILES", "t.csv")), private=unread).private) == 100
+    broken = pa.array([b"a\xffSECRET"] * 100).view(pa.string())
+    pq.write_table(accounts(broken), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t\.parquet: column amount: expected text in UTF-8, got other") as error:
+        load_data(yaml.safe_load(BOUNDED.replace("FILES", "t.parquet")), data_dir=tmp_path)
+    assert "SECRET" not in str(error.value)
+
+
+@pytest.mark.parametrize("part", ["private", "public", "test"])
+@pytest.mark.parametrize(
+    ("num_clipped", "count", "is_refused"),
+    [(300, 300, True), (299, 300, True), (297, 300, False), (99, 100, False), (20, 20, True), (19, 19, False)],
+)
+def test_a_column_of_which_nearly_every_cell_is_clipped_is_refused(
+    part: str, num_clipped: int, count: int, is_refused: bool
+) -> None:
+    """More than 99 of 100, of twenty values or more; a missing one is none."""
+    sex, y = (["F", "M"] * count)[:count], (["no", "no", "yes", "yes"] * count)[:count]
+    good = {"amount": ["5"] * count, "sex": sex, "y": y}
+    amounts = ["9122019"] * num_clipped + ["7"] * (count - num_clipped) + [""] * 4
+    bad = {"amount": amounts, "sex": [*sex, *"FMFM"], "y": [*y, "no", "no", "yes", "yes"]}
+    declared = yaml.safe_load(BOUNDED.replace("FILES", "t.csv").replace("1.0e12]", "2024], missing: 9"))
+    given = {"private": good, "public": good, "test": good} | {part: bad}
+    if not is_refused:
+        assert load_data(declared, **given).private.x.shape[1] == 2
+        return
+    message = (
+        rf"^{part}: column amount: expected values within its `bounds`, got nearly all beyond them in {num_clipped}"
+    )
+    with pytest.raises(DataError, match=message) as error:
+        load_data(declared, **given)
+    assert "9122019" not in str(error.value)
+
+
+ENCODINGS = ["utf-16", "utf-16-le", "UTF_16_BE", "utf-32", "utf-32-be", "utf8", "UTF-8", "utf-8-sig", "utf-7", "cp1252"]
+ENCODINGS += ["latin-1", "cp037", "mac_roman", "cp850", "iso8859-15"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("layout", ["plain", "comment", "gzip", "mark", "no header"])
+def test_text_in_any_encoding_is_read(encoding: str, layout: str, tmp_path: Path) -> None:
+    """More text than a buffer holds, and a row that ends in the middle of one."""
+    rows = "".join(f'F,{place},"no"\nM,{place},"ja, süß"\n' for place in range(4000))
+    text = ("# of 2020, öffentlich\n" if layout == "comment" else "") + "sex,größe,y\n" * (layout != "no header") + rows
+    if layout == "mark" and encoding.lower().startswith("utf") and encoding not in ("utf-8-sig", "utf-7"):
+        text = f"\N{ZERO WIDTH NO-BREAK SPACE}{text}" if encoding not in ("utf-16", "utf-32") else text
+    content = text.encode(encoding)
+    name = "t.csv.gz" if layout == "gzip" else "t.csv"
+    (tmp_path / name).write_bytes(gzip.compress(content) if layout == "gzip" else content)
+    header = "header: [sex, größe, y]\n" if layout == "no header" else ""
+    (tmp_path / "t.yaml").write_text(
+        f"name: t\nfiles: {{private: {name}}}\nencoding: {encoding}\ncomment: '#'\n{header}"
+        "label: {column: y, classes: [no, 'ja, süß']}\ngroup: {column: sex, values: [F, M]}\n"
+        "features: {größe: {bounds: [0, 4000]}}\n",
+        encoding="utf-8",
+    )
+    private = load_data(tmp_path / "t.yaml").private
+    assert private.x[:, 0].tolist() == pytest.approx([place // 2 / 4000 for place in range(8000)])
+    assert private.y.tolist() == [0, 1] * 4000
+
+
+@pytest.mark.parametrize("encoding", ["utf-17", "base64", "rot13", "hex", "zip", "undefined", ""])
+def test_what_is_no_encoding_of_text_is_refused_in_the_declaration(encoding: str) -> None:
+    declared = yaml.safe_load(BOUNDED.replace("FILES", "t.csv")) | {"encoding": encoding}
+    with pytest.raises(DataSettingsError, match=rf"encoding: unknown encoding '{encoding}'; give one of text"):
+        read_declaration(declared)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content"),
+    [
+        ("utf-16", "sex,amount,y\nF,1,no\nM,2,yes\n".encode("utf-16")[:-1]),
+        ("utf-16-le", "sex,amount,y\nF,1,".encode("utf-16-le") + b"\x00\xd8" + "o\nM,2,yes\n".encode("utf-16-le")),
+        ("utf-16-be", b"\xd8\x00\xd8\x00" * 9),
+        ("utf-32", b"sex,amount,y\nF,1,no\nM,2,yes\n"),
+        ("cp1252", b"sex,amount,\x81\nF,1,no\nM,2,yes\n"),
+        ("utf-8", "sex,amount,y\nF,1,no\nM,2,yes\n".encode("utf-16")),
+    ],
+)
+def test_bytes_of_another_encoding_are_refused_by_name(encoding: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    declared = yaml.safe_load(BOUNDED.replace("FILES", "t.csv")) | {"encoding": encoding}
+    with pytest.raises(DataError, match=r"^t\.csv: not a readable table .*; restore the file, .*`encoding`"):
+        load_data(declared, data_dir=tmp_path)
