@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from aggregator.ledger import Charge, LedgerState, LedgerTerms, back_end, read_ledger
 from aggregator.session import epsilon_data_independent
 from aggregator.store import Head, LedgerError, Place, entry_payload, rows_after, shown, verified_entries
-from fairpate.files import sync, write_atomically
+from fairpate.files import give_to_owner, sync, write_atomically
 from fairpate.pages import delta_text
 from fairpate.types import UserError, strict
 
@@ -103,8 +103,9 @@ def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Charge]:
     return _read(place, anchor)[1].charges
 
 
-def export(place: Place, out: Path) -> None:
-    """Write a ledger's terms (mechanism, gate, budget) and all its charges to the file ``out``, atomically.
+def export(place: Place, out: Path, *, before: Callable[[], object] = lambda: None) -> None:
+    """Write a ledger's terms (mechanism, gate, budget) and all its charges to the file ``out``, atomically. ``before``
+    is called after all checks, before anything is written.
 
     The ending decides the format: ``.parquet`` (with the terms in its metadata) or ``.json``. LedgerError for a ledger
     that :func:`verify` does not accept; UserError for another ending and for a file that exists.
@@ -123,6 +124,7 @@ def export(place: Place, out: Path) -> None:
             schema = COLUMNS.with_metadata({"terms": json.dumps(terms)})
             pq.write_table(pa.Table.from_pylist(written, schema=schema), unfinished)
 
+    before()
     # For its owner alone: rows hold votes.
     write_atomically(out, write, private=True)
 
@@ -311,6 +313,7 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
     try:
         descriptor = os.open(journal, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # it names who did what
         with open(descriptor, "r+b") as file:  # noqa: PTH123 - of the descriptor, with its rights
+            give_to_owner(descriptor, journal.parent)
             # Two processes that add at the same time would number their actions alike.
             fcntl.flock(file, fcntl.LOCK_EX)
             content = file.read()

@@ -52,7 +52,7 @@ from urllib.parse import quote
 
 from pydantic_core import from_json
 
-from fairpate.files import sync, write_atomically
+from fairpate.files import give_to_owner, sync, write_atomically
 from fairpate.types import UserError
 
 if TYPE_CHECKING:
@@ -343,7 +343,9 @@ def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
     for file in (unfinished, Path(f"{unfinished}-wal"), Path(f"{unfinished}-shm")):
         file.unlink(missing_ok=True)
     # Made here and not by SQLite, which follows the umask and gives its log the rights of this file.
-    os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600))
+    descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600)
+    give_to_owner(descriptor, path.parent)
+    os.close(descriptor)
     last = header.start
     # Closed before it is renamed: that writes the log back, and the file is whole by itself.
     with closing(connect(unfinished)) as database:
@@ -572,6 +574,7 @@ class FileAnchor:
             # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
+                give_to_owner(descriptor, Path(self.path).parent)
                 os.write(descriptor, _HEAD_TEXT.format(head).encode())
                 os.fsync(descriptor)
             finally:
@@ -581,16 +584,25 @@ class FileAnchor:
         except OSError as error:
             raise LedgerError(f"{self.path}: the anchor cannot be created ({error}); give another place.") from error
 
-    def noted(self, *, locked: bool = True) -> Head:
+    def noted(self) -> Head:
         """Return the ledger's last entry as the anchor has it. LedgerError if the anchor is missing or damaged.
 
-        ``locked``: lock the anchor's file while it is read.
+        The file is opened for reading alone and not locked: a reader needs no right to write, and no writer waits.
         """
         try:
-            with self._opened(locked=locked) as (_, noted):
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                noted = noted_head(Path(self.path), descriptor)
+                # A writer overwrites it in place: what is read twice is not half of one head and half of the next.
+                while (again := noted_head(Path(self.path), descriptor)) != noted:
+                    noted = again
                 return noted
-        except StoreError as error:
-            raise LedgerError(str(error)) from error
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError as error:
+            raise LedgerError(
+                f"{self.path}: the ledger's anchor is gone; restore this file, which notes the last entry."
+            ) from error
         except OSError as error:
             what = f"the ledger's anchor cannot be read ({error.strerror})"
             raise UnreachableError(
@@ -598,16 +610,15 @@ class FileAnchor:
             ) from error
 
     def look(self) -> None:
-        """Raise LedgerError if the anchor is missing or damaged. The anchor's file is not locked, so that no writer
-        waits."""
-        self.noted(locked=False)
+        """Raise LedgerError if the anchor is missing or damaged."""
+        self.noted()
 
     def note(self, head: Head) -> None:
         """Write ``head``, the ledger's new last entry, to the anchor durably.
 
         StoreError if that fails, or if the anchor has a later entry or another entry with this number.
         """
-        with self._opened(locked=True) as (descriptor, noted):
+        with self._locked() as (descriptor, noted):
             if noted.number > head.number or (noted.number == head.number and noted != head):
                 raise StoreError(
                     f"{self.path}: another writer noted entry {noted.number} in this anchor, while this one writes "
@@ -621,15 +632,15 @@ class FileAnchor:
         """Do nothing: an anchor keeps no file open."""
 
     @contextmanager
-    def _opened(self, *, locked: bool) -> Iterator[tuple[int, Head]]:
-        """Context manager: open the anchor's file, and yield the file's descriptor and the entry that the file notes.
-        With ``locked``, the file is locked inside the block, as it is while a writer notes an entry."""
+    def _locked(self) -> Iterator[tuple[int, Head]]:
+        """Context manager: open the anchor's file for writing and lock it inside the block; yield the file's descriptor
+        and the entry that the file notes."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             # Asked again and again, since flock waits without a limit and a paused writer would hold up its successor.
             deadline_s = time.monotonic() + _LOCK_S
-            while locked:
+            while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import os
 import sys
 
 # 128 + SIGINT, as :mod:`fairpate.cli.base` has it, which may not be loaded yet.
@@ -13,6 +14,10 @@ def main() -> None:
     are imported."""
     # A process that ends need not look for garbage among all that it imported: with torch that takes half a second.
     atexit.register(gc.freeze)
+    # A umask that lets every user write, as some machines have it: nothing that a command or its processes make does.
+    if not (umask := os.umask(0o077)) & 0o002:
+        umask |= 0o022
+    os.umask(umask)
     try:
         from fairpate import cli
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -88,8 +89,9 @@ def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tu
 def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """Call ``write`` with a temporary path next to ``path``, then rename the file to ``path``.
 
-    ``private``: only its owner can read the file. An error in ``write`` is raised and leaves ``path`` unchanged. An
-    OSError without a file name, such as that of a full disk, is raised with ``path`` as its file name.
+    ``private``: only its owner can read the file. Other users cannot write to it under any umask. An error in ``write``
+    is raised and leaves ``path`` unchanged. An OSError without a file name, such as that of a full disk, is raised with
+    ``path`` as its file name.
     """
     # Processes on several nodes may write the same name at once: a process id would not be unique.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -98,7 +100,13 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
             temporary.touch(mode=0o600)
         write(temporary)
         # Before the rename: no loss of power leaves the name with half of the content.
-        sync(temporary)
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~stat.S_IWOTH)
+            give_to_owner(descriptor, path.parent)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         temporary.replace(path)
     except OSError as error:
         if error.errno is None or error.filename is not None:
@@ -108,6 +116,35 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
         temporary.unlink(missing_ok=True)
     # The rename too: until the folder is on the disk, a loss of power may bring the old file back.
     sync(path.parent)
+
+
+def give_to_owner(descriptor: int, folder: Path) -> None:
+    """Give the open file or folder ``descriptor``, which this process made in ``folder``, to the owner of ``folder`` if
+    this process is root: a service that runs as this owner could not read it otherwise. Nothing happens for other
+    users."""
+    if os.geteuid() != 0:
+        return
+    owner, found = folder.stat(), os.fstat(descriptor)
+    # By the open file and with one name: the folder's owner could put a link to another file in the place of a name.
+    is_own = stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1)
+    if owner.st_uid and found.st_uid == 0 and is_own:
+        with suppress(PermissionError):  # of a root without this right, as in some containers
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def make_folder(path: Path, *, private: bool = False) -> None:
+    """Create a folder, with the parents that are missing, unless it exists. Users who are neither its owner nor of its
+    group cannot write there under any umask; with ``private``, only its owner can access a new folder."""
+    for each in (*reversed(path.parents), path):
+        if each.is_dir():
+            continue
+        # Not by `parents=True`, which makes parents with the rights of the umask alone.
+        each.mkdir(mode=0o700 if private and each == path else 0o775, exist_ok=True)
+        descriptor = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            give_to_owner(descriptor, each.parent)
+        finally:
+            os.close(descriptor)
 
 
 def private_folder(path: Path) -> None:

@@ -11,6 +11,7 @@ of the store; :func:`change` applies one. While a store cannot be read, no calle
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
 import ipaddress
@@ -38,6 +39,7 @@ _MIN_TOKEN_CHARACTERS = 24
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
 # A revoked token may be admitted for this long; a look per request would cost a `stat` of every file.
 _LOOK_EVERY_S = 0.5
+_VARIABLES: dict[Role, str] = {"analyst": "FAIRPATE_ANALYST_TOKEN", "operator": "FAIRPATE_OPERATOR_TOKEN"}
 _log = logging.getLogger(__name__)
 
 Entry = tuple[bytes, KnownCaller]
@@ -97,7 +99,7 @@ def read_tokens(
     files: list[tuple[Role, Path]] = []
     sources: tuple[tuple[Role, Path | None], ...] = (("analyst", analyst_file), ("operator", operator_file))
     for role, path in sources:
-        variable = f"FAIRPATE_{role.upper()}_TOKEN"
+        variable = _VARIABLES[role]
         if path is not None:
             # Read again by the actor, whose working directory may be another one.
             files.append((role, path.absolute()))
@@ -105,6 +107,19 @@ def read_tokens(
         elif environment.get(variable):
             entries += _parse(environment[variable], role, variable)
     return TokenBook(entries=tuple(entries), files=tuple(files))
+
+
+def forget_variables() -> None:
+    """Remove the variables of :func:`read_tokens` from this process's environment, so that no process that it starts
+    inherits a token, and overwrite them where ``/proc/PID/environ`` shows them."""
+    find = ctypes.CDLL(None).getenv
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    for variable in _VARIABLES.values():
+        if (value := os.environ.get(variable)) is not None:
+            # Without this, the memory from which the system shows a process's first environment would keep the token.
+            if address := find(variable.encode()):
+                ctypes.memset(address, 0, len(os.fsencode(value)))
+            del os.environ[variable]
 
 
 def is_loopback(host: str) -> bool:
@@ -308,18 +323,26 @@ def read_store(path: Path) -> TokenStore:
     return store
 
 
-def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, ResultT]]) -> ResultT:
+def change(
+    path: Path,
+    function: Callable[[TokenStore], tuple[TokenStore, ResultT]],
+    *,
+    before: Callable[[], object] = lambda: None,
+) -> ResultT:
     """Change the token store at ``path`` by ``function``, which gets the store without expired tokens, and returns the
     store to write and a result. Return this result.
 
-    Only one process changes the store at a time. TokenError for a store that :func:`read_store` does not accept.
+    ``before`` is called once ``function`` has accepted the change, before anything is written. Only one process changes
+    the store at a time. TokenError for a store that :func:`read_store` does not accept; after an error, no file was
+    changed and a service that needed no token needs none.
     """
     with folder_held(path, create=False):
-        before = read_store(path) if os.path.lexists(path) else NO_TOKENS
+        kept = read_store(path) if os.path.lexists(path) else NO_TOKENS
+        now_s = time.time()
+        store, result = function(kept.with_tokens(t for t in kept.tokens if t.is_good(now_s)))
+        before()
         # Before the store: a crash in between leaves a service that admits no caller, never one without tokens.
         _make_mark(path)
-        now_s = time.time()
-        store, result = function(before.with_tokens(t for t in before.tokens if t.is_good(now_s)))
         text = store.model_dump_json(indent=1) + "\n"
         write_atomically(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8"), private=True)
     return result

@@ -230,7 +230,7 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
     """Record the last entry of a ledger at a second location too, so that an older copy of the ledger is refused.
 
-    A service also records each new entry at the second location, once it is started again.
+    From then on, each new entry is recorded there too. Refused while a service writes the ledger: stop it first.
 
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
@@ -343,7 +343,7 @@ def _settings(
     Tokens are read from the files or from the environment; an aggregator also accepts the tokens in its run's token
     store.
     """
-    from aggregator.service.auth import read_tokens
+    from aggregator.service.auth import forget_variables, read_tokens
     from aggregator.service.server import ServiceSettings
     from fairpate.http_server import RequestRate, TlsFiles
     from fairpate.terminal import require_extra
@@ -351,7 +351,7 @@ def _settings(
     with base.checked_arguments():
         if traces:
             require_extra("traces", "--traces")
-        return ServiceSettings(
+        settings = ServiceSettings(
             host=host,
             port=port,
             tokens=read_tokens(os.environ, analyst_file=analyst_token_file, operator_file=operator_token_file),
@@ -361,6 +361,9 @@ def _settings(
             log_file=None if log_file is None else log_file.absolute(),
             traces=traces,
         )
+    # Before Ray is started: its workers, which run voters and their code, would inherit the tokens.
+    forget_variables()
+    return settings
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:

@@ -58,7 +58,7 @@ from aggregator import session as sessions
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Mechanism, Outcome
 from aggregator.session import AggregatorSession, Ballot, SessionResult
-from aggregator.store import Place, is_database
+from aggregator.store import LedgerError, Place, is_database
 from fairpate import config as configuration
 from fairpate import types
 from fairpate.config import AggregatorConfig, ConfigError, GatedAggregatorConfig, Noise, QueriesConfig
@@ -175,6 +175,12 @@ def open_ledger(
     ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
         ledger.actions = run.actions
+        # Its writer is this process from here on; before, `ledger anchor` or `ledger restore` may have moved it.
+        if place_of(run) != place:
+            raise LedgerError(  # noqa: TRY301 - the ledger is closed below
+                f"{ledger.name}: the ledger got an anchor or another place while it was being opened; give the command "
+                "again."
+            )
         if released:
             _, lost = missing_labels(run, queries, ledger.outcome_of.get)
             stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0

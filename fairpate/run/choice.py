@@ -38,7 +38,7 @@ import numpy as np
 from fairpate.config import ConfigError, values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
-from fairpate.files import PathIn, arrays_digest, private_folder, write_atomically
+from fairpate.files import PathIn, arrays_digest, make_folder, private_folder, write_atomically
 from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream
 from fairpate.privacy import accountant, discrete_gaussian
 from fairpate.privacy.accountant import Event, PureReleases
@@ -408,7 +408,7 @@ def select_by_trials(
         "expected_trials": expected_trials,
         "parts": dataset.parts,
     }
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with context.sole_worker(out, "fairpate select"):
         folder, of_scores = _TrialsFolder(root=run.root), _ScoresFolder(root=run.root)
         state_file = folder.workplace / "state.json"

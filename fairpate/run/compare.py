@@ -35,7 +35,7 @@ from rich.text import Text
 from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig, values_digest
 from fairpate.data import Dataset, load_data, load_once
 from fairpate.fairness.rates import DEFAULT, NOTIONS
-from fairpate.files import write_atomically
+from fairpate.files import make_folder, write_atomically
 from fairpate.methods.base import Method, ReleasingMethod, determining_values
 from fairpate.methods.pate import PateFamily, choose_queries
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
@@ -384,7 +384,7 @@ def collect_shared_releases(
             content, release = ray.get(reference)
             # Before cells find the file: a crash in between counts it again, under the same id.
             count_cell(release)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             write_atomically(path, partial(Path.write_bytes, data=content))
         except (ray.exceptions.RayError, LimitReachedError, OdometerError, OSError) as error:
             # The remote error rather than Ray's wrapper, whose text is a traceback.
@@ -588,7 +588,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
         notion=comparison.notion,
         fair_at=comparison.fair_at,
     )
-    folder.figures.mkdir(exist_ok=True)
+    make_folder(folder.figures)
     for name, content in frontier_figures(public.points()).items():
         write_atomically(folder.figures / name, partial(Path.write_bytes, data=content))
     # Pages after figures: where both pages are newer than the tables, the next command writes nothing.
@@ -709,7 +709,7 @@ def write_figures(
             "figures."
         )
     folder = out or table.parent / "paper"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     pictures = {folder / name: content for name, content in frontier_figures(points, style).items()}
     for path, content in pictures.items():
         write_atomically(path, partial(Path.write_bytes, data=content))
@@ -762,7 +762,7 @@ def demo(sweep: Path, out: Path) -> Output:
         student, assessment = assessed(chosen, records, _REJECT)
         # The published part of a run alone, so that no command takes it for another release.
         whole, part = models[chosen][0], RunDirectory(root=out / "chosen")
-        part.public.mkdir(parents=True, exist_ok=True)
+        make_folder(part.public)
         for name in ("embedding", "environment"):
             shutil.copyfile(getattr(whole, name), getattr(part, name))
         # A choice reads all candidates: they compose, even if the others are never published.

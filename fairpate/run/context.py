@@ -10,6 +10,7 @@ looked up by the name in the configuration.
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fairpate.config import flattened
-from fairpate.files import PathIn, write_atomically
+from fairpate.files import PathIn, give_to_owner, write_atomically
 from fairpate.types import LabelledSet, PrivacyStatement, Unit, UsageError, UserError, VoteBatch, restored
 from student.card import StudentCard
 
@@ -119,7 +120,9 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
     """Context manager: lock ``folder`` inside the ``with`` block, so that no other process writes to it. ``command`` is
     the command that writes there, for the message of the RunDirectoryError that is raised if another process has locked
     the folder."""
-    with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
+    # Appended to, as "w" would empty a file that a link points to; no right to write for others under any umask.
+    with open(folder / LOCK, "a", opener=lambda name, flags: os.open(name, flags, 0o664)) as lock:
+        give_to_owner(lock.fileno(), folder)
         try:
             # The lock belongs to the open file: it ends with its process, so that a crash leaves no stale lock.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -32,7 +32,7 @@ from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, embedded, read_embedding
 from fairpate.data.registry import load_at_site
-from fairpate.files import PathIn, check_output, private_folder
+from fairpate.files import PathIn, check_output, make_folder, private_folder
 from fairpate.methods.base import Method, Stream, config_digest, configured, determining_values
 from fairpate.methods.pate import PateFamily
 from fairpate.run import context
@@ -120,10 +120,10 @@ def create_run_directory(config: Method) -> RunDirectory:
     values = config.model_dump(mode="json")
     if not run.config.exists() or context.changed_fields(read_yaml(run.config), values).keys() & {*_TESTED_BY}:
         # The configuration comes first: by it, the folder is recognised after a crash.
-        run.root.mkdir(parents=True, exist_ok=True)
+        make_folder(run.root)
         context.write_text(run.config, yaml.dump(values, Dumper=_Dumper, sort_keys=False))
     if config.is_private:  # without privacy there is nothing to publish
-        run.public.mkdir(exist_ok=True)
+        make_folder(run.public)
     private_folder(run.private)
     if not run.environment.exists():
         context.write_json(run.environment, environment())

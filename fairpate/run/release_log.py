@@ -44,7 +44,7 @@ from safetensors.numpy import save
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
-from fairpate.files import PathIn, arrays_digest, write_atomically
+from fairpate.files import PathIn, arrays_digest, give_to_owner, make_folder, write_atomically
 from fairpate.pages import counted, delta_text, epsilon_text
 from fairpate.privacy import accountant, mechanism_events
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event
@@ -439,9 +439,11 @@ class Odometer:
         """Context manager: open the odometer's database for one transaction; an exception inside the ``with`` block
         rolls it back."""
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.path.parent, private=True)
             # Made here and not by SQLite, which follows the umask.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            give_to_owner(descriptor, self.path.parent)
+            os.close(descriptor)
             # A long timeout, because another process may compose loss distributions inside its transaction.
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=60)) as database:
                 database.row_factory = sqlite3.Row

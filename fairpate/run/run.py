@@ -50,7 +50,7 @@ from fairpate.data import REGISTRY, Dataset, entry_for, load_data, load_once
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.data.registry import compared_on
-from fairpate.files import write_atomically
+from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
 from fairpate.methods.base import Method, OpenRun, Price, ReleasingMethod, Stream, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
@@ -927,7 +927,7 @@ def _opened(
     # Two processes at once would each release, and leave one's model with the other's statement, or under its
     # configuration. The log is made inside the lock: made earlier, it might not see the receipt of the run that it
     # waits for, and charge that run's release once more.
-    found.root.mkdir(parents=True, exist_ok=True)
+    make_folder(found.root)
     with sole_worker(found.root, command):
         run = create_run_directory(config)
         record_data(run, dataset, given_from_python=is_given)

@@ -39,12 +39,25 @@ from aggregator.service.api import Facts
 from aggregator.service.auth import LiveTokens, TokenStore
 from aggregator.service.server import Backend, Service, ServiceSettings, start_service
 from aggregator.session import AggregatorSession, PublicPool
-from aggregator.store import Head, Header, LedgerError, Place, Row, head_path, is_database, ledger_files, lock, shown
+from aggregator.store import (
+    Head,
+    Header,
+    LedgerError,
+    Place,
+    Row,
+    UnreachableError,
+    head_path,
+    is_database,
+    ledger_files,
+    lock,
+    shown,
+)
 from fairpate.config import ConfigError, QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import CODEBOOKS
 from fairpate.data.tables import RecordForm, feature_codes, form_of
+from fairpate.files import give_to_owner
 from fairpate.http_server import HttpServer, Role, ServiceError
 from fairpate.methods import pate
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
@@ -380,7 +393,7 @@ def back_up_run(path: Path, out: Path) -> int:
     back_end(out).write(out, header, rows)
     if run is not None:
         # Last: the time of the last backup is that of a complete one.
-        run.ledger_backup.touch(mode=0o600)
+        context.write_text(run.ledger_backup, "", private=True)
     return len(rows)
 
 
@@ -404,18 +417,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
     target = LedgerPlace(ledger=before.ledger if to is None else pate.parsed(to), anchor=before.anchor)
-    with ExitStack() as held:
-        # A writer of files keeps the head locked: under that lock nothing is charged.
-        if head_path(run.ledger).exists():
-            held.callback(os.close, lock(head_path(run.ledger)))
-        if is_database(before.ledger):
-            # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
-            is_readable = False
-            with suppress(LedgerError):
-                # Always true: what cannot be read raises.
-                is_readable = bool(verified(before.ledger, None))
-            if is_readable:
-                held.callback(back_end(before.ledger).store(before.ledger, "", create=False, take_over=False).close)
+    with _without_writer(run, before.ledger):
         # Under the lock: a service that ended a moment ago may have charged after a look without it.
         heads, known = {Head(number, digest) for number, _, _, digest in rows}, []
         with suppress(LedgerError):
@@ -438,22 +440,48 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 f"{shown(copy)}: this backup contains the outcomes of {num_outcomes} queries, but {run.statement} "
                 f"states {stated}; give a later backup."
             )
+        found: list[Row] = []
+        if is_database(target.ledger):
+            try:
+                found = verified(target.ledger, None)[1]
+            except UnreachableError:
+                raise
+            except LedgerError:
+                pass  # none there yet, or one that is damaged, which is not written over
+            if found and found != rows:
+                raise LedgerError(f"{shown(target.ledger)}: there is another ledger; give the URL of a new one.")
+        # After every check: what is refused is not in the journal.
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if not is_database(target.ledger):
             # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
             back_end(target.ledger).write(target.ledger, header, rows)
-        else:
-            found: list[Row] = []
-            with suppress(LedgerError):
-                found = verified(target.ledger, None)[1]
-            if found != rows:  # otherwise a crash came before the place was noted
-                back_end(target.ledger).write(target.ledger, header, rows)
+        elif found != rows:  # otherwise a crash came before the place was noted
+            back_end(target.ledger).write(target.ledger, header, rows)
         # Before the old files are set aside: a crash in between leaves them there unused.
         note_place(run, target)
         if is_database(target.ledger):
             _set_aside(run.ledger)
     return shown(target.ledger)
+
+
+@contextmanager
+def _without_writer(run: RunDirectory, ledger: Place) -> Iterator[None]:
+    """Context manager: keep every process from writing the ledger of ``run`` at ``ledger`` inside the ``with`` block.
+    LedgerError if a process writes it."""
+    with ExitStack() as held:
+        # A writer of files keeps the head locked: under that lock nothing is charged.
+        if head_path(run.ledger).exists():
+            held.callback(os.close, lock(head_path(run.ledger)))
+        if is_database(ledger):
+            # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
+            is_readable = False
+            with suppress(LedgerError):
+                # Always true: what cannot be read raises.
+                is_readable = bool(verified(ledger, None))
+            if is_readable:
+                held.callback(back_end(ledger).store(ledger, "", create=False, take_over=False).close)
+        yield
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
@@ -508,11 +536,14 @@ def add_anchor(run: RunDirectory, text: str) -> str:
         raise ConfigError(
             f"PLACE: {anchor} is in the run's folder and would be rolled back with it; give a file on another disk."
         )
-    audit.note_action(run.actions, "anchor", place=shown(anchor))
-    # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
-    with closing(back_end(anchor).anchor(anchor)) as noted:
-        noted.make(read_ledger(place.ledger).head)
-    note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
+    # A service that runs would not note its entries there: the anchor would stand still until its next start.
+    with _without_writer(run, place.ledger):
+        # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
+        with closing(back_end(anchor).anchor(anchor)) as noted:
+            noted.make(read_ledger(place.ledger).head)
+        # After all that may be refused, and before the ledger has its anchor.
+        audit.note_action(run.actions, "anchor", place=shown(anchor))
+        note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
     return shown(anchor)
 
 
@@ -588,8 +619,7 @@ def export(path: Path, out: Path) -> None:
     """Write all entries of the ledger in ``path`` to the Parquet or JSON file ``out``. LedgerError if the ledger's hash
     chain is broken."""
     run, place = ledger_of(path)
-    _note_reading(run, "export", out=str(out))
-    audit.export(place.ledger, out)
+    audit.export(place.ledger, out, before=partial(_note_reading, run, "export", out=str(out)))
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
@@ -607,6 +637,7 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
         return
     descriptor = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.fchmod(descriptor, 0o600)  # a log that exists too: its lines name who asked, and when
+    give_to_owner(descriptor, out.absolute().parent)
     with open(descriptor, "a", encoding="utf-8") as file:  # noqa: PTH123 - of the descriptor, with its rights
         for last, line in lines:
             end = last
@@ -629,8 +660,8 @@ def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None
 def last_charges(path: Path, count: int) -> Output:
     """Return a table of the last ``count`` charges of the ledger in ``path``, not to be published."""
     run, place = ledger_of(path)
-    _note_reading(run, "show", last=count)
     rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
+    _note_reading(run, "show", last=count)  # before they are shown, and after all that may be refused
     table = listing(*audit.COLUMNS.names[:-1], "charged (UTC)")
     for row in rows:
         at = f"{datetime.fromtimestamp(row['at_s'], UTC):%Y-%m-%d %H:%M:%S}" if row["at_s"] else None
@@ -721,9 +752,9 @@ def change_tokens(
             raise UsageError(_NO_QUOTA)
         return auth.limited(kept, name, own), ""
 
-    # The journal first: a crash in between leaves a note without a change, never a change without a note.
-    audit.note_action(run.actions, "tokens", change=change, name=name, **facts)
-    return auth.change(run.tokens, made)
+    # The journal before the change: a crash in between leaves a note without a change, never a change without a note.
+    noted = partial(audit.note_action, run.actions, "tokens", change=change, name=name, **facts)
+    return auth.change(run.tokens, made, before=noted)
 
 
 def describe(root: Path) -> Output:

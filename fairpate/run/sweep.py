@@ -50,7 +50,7 @@ from fairpate.config import (
 )
 from fairpate.data import REGISTRY, DataError, entry_for, request_of
 from fairpate.fairness.rates import NOTIONS
-from fairpate.files import PathIn, private_folder, write_atomically
+from fairpate.files import PathIn, make_folder, private_folder, write_atomically
 from fairpate.methods import base
 from fairpate.methods.base import Method, determining_values, find_method, read_and_unread, refused
 from fairpate.report.frontier import FAILED, Row
@@ -589,10 +589,10 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
         raise RunDirectoryError(
             f"{root}: this folder is not empty and holds no comparison; give another folder with --out."
         )
-    (root / "runs").mkdir(parents=True, exist_ok=True)
+    make_folder(root / "runs")
     private_folder(folder.private)
     for path in (folder.votes, folder.parts, folder.failed):
-        path.mkdir(exist_ok=True)
+        make_folder(path)
     return folder
 
 

@@ -39,7 +39,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 
-from fairpate.files import sync, write_atomically
+from fairpate.files import make_folder, sync, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.sites import plan as plans
 from fairpate.sites.plan import MOST_FILE_BYTES, MOST_PLAN_BYTES, Journal, PlanError, SitePlan
@@ -327,8 +327,8 @@ class Messenger:
             own = self._journal.setdefault("id", secrets.token_bytes(16))
             # Next to the odometer, which outlasts this folder. Durable before anything is sent, and seen by others
             # before this site looks for theirs: of two folders at once, none continues.
-            self._begun.mkdir(parents=True, exist_ok=True)
-            (self._begun / own.hex()).touch()
+            make_folder(self._begun)
+            (self._begun / own.hex()).touch(mode=0o600)
             sync(self._begun)
             self._require_own_journal()
             self._journal.setdefault("charging", b"yes")

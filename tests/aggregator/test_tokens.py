@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 from aggregator.service.auth import LiveTokens, TokenError, is_loopback, read_tokens
@@ -93,3 +97,22 @@ def test_a_token_file_is_read_again_when_it_changes_and_admits_nobody_once_it_is
     path.unlink()  # as on another node
     tokens._look_again_s = 0.0
     assert tokens.caller(second).name == "bob"
+
+
+def test_tokens_leave_the_environment_once_they_were_read():
+    """Ray's workers run code of teachers and would inherit them; the user's processes could read /proc/PID/environ."""
+    program = (
+        "import os, subprocess\n"
+        "from pathlib import Path\n"
+        "from fairpate.cli.services import _settings\n"
+        "assert len(_settings().tokens.entries) == 2\n"
+        "print(os.environ, os.environb, Path('/proc/self/environ').read_bytes())\n"
+        "print(subprocess.run(['env'], capture_output=True, text=True).stdout)\n"
+    )
+    given = {"FAIRPATE_ANALYST_TOKEN": ALICE, "FAIRPATE_OPERATOR_TOKEN": ROOT, "FAIRPATE_OTHER": "stays"}
+    command, environment = [sys.executable, "-c", program], {**os.environ, **given}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("stays") == 4
+    assert ALICE not in done.stdout
+    assert ROOT not in done.stdout

@@ -12,6 +12,8 @@ from aggregator import audit
 from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
 from aggregator.store import LedgerError, head_path, ledger_files
+from fairpate.data import load_data
+from fairpate.methods import pate
 from fairpate.methods.pate import place_of
 from fairpate.run import serve
 from fairpate.run.context import RunDirectory, read_labels
@@ -161,6 +163,93 @@ def test_an_older_copy_is_refused_by_the_anchor_where_all_files_are_lost(fairpat
         restore(folder, out, to=None)
     code, _, error = fairpate("ledger", "anchor", str(folder.root), str(tmp_path / "other"))
     assert (code, "already has an anchor" in error) == (2, True)
+
+
+def journal_of(folder):
+    """What the journal of operators' actions says was done."""
+    lines = folder.actions.read_text(encoding="utf-8").splitlines() if folder.actions.exists() else []
+    return [json.loads(line)["event"] for line in lines]
+
+
+def test_an_anchor_is_not_made_while_a_service_writes_which_would_not_move_it(fairpate, copied, tmp_path, terms):
+    """As it stood still, a ledger of before the service's next start was accepted as current."""
+    folder, _ = copied
+    anchor = tmp_path / "elsewhere"
+    with Ledger(folder.ledger, terms, create=False):
+        code, _, error = fairpate("ledger", "anchor", str(folder.root), str(anchor))
+    assert (code, "another process writes this ledger; stop that process" in error) == (1, True)
+    assert not anchor.exists()
+    assert not folder.ledger_place.exists()
+    assert journal_of(folder) == []
+    assert fairpate("ledger", "anchor", str(folder.root), str(anchor))[0] == 0
+    assert journal_of(folder) == ["anchor"]
+    before = anchor.read_bytes()
+    charge(folder, "new", terms)
+    assert anchor.read_bytes() != before
+
+
+def test_a_ledger_that_got_an_anchor_while_it_was_opened_is_opened_again(
+    finished, copied, tmp_path, terms, monkeypatch
+):
+    folder, config = copied
+    opened = pate.Ledger
+
+    def anchored_just_before(*arguments, **named):
+        serve.add_anchor(folder, str(tmp_path / "elsewhere"))
+        return opened(*arguments, **named)
+
+    monkeypatch.setattr(pate, "Ledger", anchored_just_before)
+    queries = config.plan(load_data(config.data)).queries
+    with pytest.raises(LedgerError, match="while it was being opened"):
+        pate.open_ledger(folder, terms, queries, create=False, meter=None)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("ledger", "anchor", "RUN", "MISSING/anchor"), "cannot be created"),
+        (("ledger", "anchor", "RUN", "FILE"), "cannot be created"),
+        (("ledger", "export", "RUN", "FILE.json"), "already exists"),
+        (("ledger", "backup", "RUN", "FILE.sqlite"), "already exists"),
+        (("ledger", "restore", "OLD.sqlite", "RUN"), "charges would be forgotten"),
+        (("tokens", "revoke", "RUN", "alise"), "no valid token"),
+        (("tokens", "rotate", "RUN", "alise"), "no valid token"),
+        (("tokens", "expire", "RUN", "alise", "1h"), "no valid token"),
+        (("tokens", "limit", "RUN", "alise", "--queries", "5"), "no valid token"),
+        (("tokens", "add", "RUN", "a b"), "expected a name"),
+        (("tokens", "add", "RUN", "local"), "callers without a token"),
+    ],
+    ids=lambda given: "-".join(given[:2]) if isinstance(given, tuple) else "",
+)
+def test_a_refused_command_leaves_the_run_and_its_journal_as_they_were(
+    fairpate, copied, tmp_path, terms, command, words
+):
+    folder, _ = copied
+    back_up_run(folder.root, tmp_path / "OLD.sqlite")
+    charge(folder, "new", terms)
+    for name in ("FILE", "FILE.json", "FILE.sqlite"):
+        (tmp_path / name).write_text("another's")
+
+    def content():
+        files = sorted(path for path in folder.root.rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in files if not path.name.endswith("-shm")}
+
+    before = content()
+    made = ("MISSING/anchor", "FILE", "FILE.json", "FILE.sqlite", "OLD.sqlite")
+    places = {"RUN": folder.root, **{name: tmp_path / name for name in made}}
+    code, _, error = fairpate(*(str(places.get(word, word)) for word in command))
+    assert (code in (1, 2), words in error) == (True, True), error
+    assert content() == before
+
+
+def test_an_export_of_a_ledger_that_was_edited_is_not_noted_as_one(fairpate, copied, tmp_path):
+    folder, _ = copied
+    with sqlite3.connect(folder.ledger) as database:
+        database.execute("UPDATE entries SET payload = replace(payload, '1', '2') WHERE number = 1")
+    database.close()
+    for command in (("export", str(folder.root), str(tmp_path / "out.json")), ("show", str(folder.root))):
+        assert fairpate("ledger", *command)[0] == 1
+    assert journal_of(folder) == []
 
 
 def test_an_anchor_in_the_run_s_own_folder_is_refused(fairpate, copied):

@@ -1,6 +1,7 @@
 """One run of FairPATE: what its folder holds and publishes, and what a repeated command finds and does again."""
 
 import math
+import os
 import re
 import shutil
 import stat
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from each_method import train
 from small_runs import FILES, read_json, run
 
 from fairpate.data import load_data
@@ -202,3 +204,16 @@ def test_the_lock_of_a_folder_empties_no_file_that_its_name_leads_to(tmp_path):
     with work(), pytest.raises(RunDirectoryError, match="is running in this folder"), work():
         pass
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+def test_no_file_of_a_run_or_odometer_can_be_written_by_others_under_a_umask_of_none(tmp_path, monkeypatch):
+    """From Python, where the umask is the caller's; the command has one of its own (tests/test_files.py)."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "local" / "state"))
+    before = os.umask(0)
+    try:
+        train(tmp_path / "runs" / "one", "record_votes", "noise=os_entropy")
+    finally:
+        os.umask(before)
+    made = [path for path in tmp_path.rglob("*") if not path.is_symlink()]
+    assert {"odometer.sqlite", "statement.json", ".lock"} <= {path.name for path in made}
+    assert [path for path in made if path.stat().st_mode & 0o002] == []

@@ -6,7 +6,7 @@ import pytest
 from serving import TERMS
 
 from aggregator.ledger import Ledger, OwnLimit
-from aggregator.service.auth import read_store, token_digest
+from aggregator.service.auth import LiveTokens, TokenBook, read_store, token_digest
 from fairpate.run.context import RunDirectory
 
 
@@ -42,6 +42,15 @@ def test_a_quota_of_an_operator_who_has_none_is_refused(fairpate, run):
     assert (code, "--per-day" in errors) == (2, True)
     assert read_store(run.tokens).limits == {"root": OwnLimit(max_queries=9)}
     assert fairpate("tokens", "revoke", folder, "root")[0] == 0
+
+
+def test_a_mistyped_name_does_not_lock_a_service_without_tokens(fairpate, run):
+    """A refused `revoke` left the mark that tokens are needed: at its next start the service admitted nobody."""
+    code, _, errors = fairpate("tokens", "revoke", str(run.root), "alise")
+    assert (code, "alise: this name has no valid token" in errors) == (2, True)
+    assert TokenBook(store=run.tokens).is_empty
+    assert not LiveTokens(TokenBook(store=run.tokens)).needs_token
+    assert sorted(path.name for path in run.private.iterdir()) == []
 
 
 def test_limit_expire_rotate_and_revoke_change_what_a_service_reads(fairpate, run):
