@@ -23,6 +23,7 @@ import itertools
 import json
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -42,7 +43,7 @@ from sklearn.model_selection import GridSearchCV, ParameterGrid, RandomizedSearc
 from sklearn.pipeline import Pipeline
 from sklearn.utils import Tags, _safe_indexing, assert_all_finite, check_array, check_random_state, check_X_y, get_tags
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import _num_samples, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
 from fairpate import config as configuration
@@ -51,7 +52,9 @@ from fairpate.data import SPLIT_NAMES, Dataset, Split, tables
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import as_declared, read_declaration
 from fairpate.data.embedding import embedded, save_embedding
+from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
+from fairpate.data.tables import is_missing
 from fairpate.files import private_folder
 from fairpate.methods.base import FITTED, Method, Price, Stream, configured, find_method, fitted_to, price
 from fairpate.pages import epsilon_text
@@ -73,8 +76,16 @@ from student.student import Student, load_student, save_student
 Values = npt.NDArray[Any]
 _GIVEN: tuple[Part, ...] = ("private",)
 _MOST_DRAWN = 10**7
-# By name, so that pandas is not imported only to know its types.
-_TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType")
+_NO_LABEL = (
+    "expected a label for every record, got {} records without one (contains NaN, None, masked or refused ones); leave "
+    "them out."
+)
+_NO_GROUP = "some records have no group (None, NaN or masked); give unknown ones a group of their own."
+_NO_PERSON = "expected a person for every record, got {} records without one (None, NaN or empty); complete them."
+_NOT_NUMBERS = (
+    "X: column {}: expected numbers, got {}; leave the column out, or declare the table, categories and dates included "
+    "(FairClassifier.from_declaration)."
+)
 
 
 class SensitiveFeature(Section):
@@ -116,14 +127,29 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
     return found
 
 
-def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fit: bool = False) -> GivenRecords:
+def checked_records(
+    estimator: Any,
+    X: Any,
+    groups: Any,
+    y: Any = None,
+    *,
+    is_fit: bool = False,
+    groups_name: str = "sensitive_features",
+) -> GivenRecords:
     """Check and encode the features ``X`` and the groups, and with ``is_fit`` the labels ``y``; return them as one
     object.
 
     With ``is_fit`` the estimator's attributes that describe columns, such as ``n_features_in_``, are set. Without it,
-    ValueError if ``X`` has other columns than in ``fit``.
+    ValueError if ``X`` has other columns than in ``fit``. ``groups_name``: the argument of the groups, for messages.
     """
     column, found = sensitive_column(estimator.sensitive_feature), None
+    X, y = records_of(X), None if y is None else values_of(y, "y", missing=_NO_LABEL)
+    if y is not None and np.ndim(X) and len(y) != (count := _num_samples(X)):
+        # With the words that scikit-learn's own message has.
+        raise ValueError(
+            f"y: expected one label per record, got inconsistent numbers of samples ({len(y)} labels for {count} "
+            "records); give one for each."
+        )
     is_picture = getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
     checks: dict[str, Any] = {"dtype": np.float32, "estimator": estimator}
     if is_picture:
@@ -134,9 +160,11 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
     elif column is not None:
         X, found = _without_groups(estimator, X, column, **({"y": y} if is_fit else {"reset": False}))
     is_table = not is_picture and column is None
+    if not is_picture:
+        _require_numbers(X)
     if not is_fit:
         x = validate_data(estimator, X, dtype=np.float32, reset=False) if is_table else check_array(X, **checks)
-        return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
+        return GivenRecords(x=x, groups=_either(found, groups, len(x), groups_name))
     x, labels = validate_data(estimator, X, y, dtype=np.float32) if is_table else check_X_y(X, y, **checks)
     if is_picture:
         # validate_data, which would set it, accepts only tables.
@@ -147,7 +175,70 @@ def checked_records(estimator: Any, X: Any, groups: Any, y: Any = None, *, is_fi
     if len(np.unique(labels)) < 2:
         # With the words that scikit-learn's own checks look for.
         raise ValueError("y: a classifier learns two classes or more, got 1 class; give records of another class too.")
-    return GivenRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"), labels=labels)
+    return GivenRecords(x=x, groups=_either(found, groups, len(x), groups_name), labels=labels)
+
+
+def records_of(X: Any) -> Any:
+    """Return ``X`` as an array or a frame that scikit-learn reads: an Arrow table or a mapping of columns as a frame, a
+    list of rows with text as an array of objects, which keeps missing values.
+
+    ValueError for masked values, for rows of different lengths, and for two columns of one name.
+    """
+    if isinstance(X, np.ma.MaskedArray):
+        if np.ma.is_masked(X):
+            raise ValueError("X: expected a value in every cell, got masked ones; fill them in, or leave records out.")
+        return np.ma.getdata(X)
+    # A sparse matrix may be a mapping too; scikit-learn refuses it.
+    if isinstance(X, pa.Table | pa.RecordBatch | Mapping) and not hasattr(X, "toarray"):
+        table = as_table(X, "X")
+        try:
+            return table.to_pandas()
+        except ImportError as error:
+            raise ValueError(f"X: a table of type {type(X).__name__} needs pandas, which is not installed.") from error
+    if isinstance(X, list | tuple):
+        if any(isinstance(row, Mapping) for row in X):
+            raise ValueError("X: expected rows of numbers, got dictionaries; give pandas.DataFrame(X).")
+        lengths = sorted({len(row) for row in X if isinstance(row, list | tuple | np.ndarray) and np.ndim(row)})
+        if len(lengths) > 1:
+            raise ValueError(f"X: expected rows of one length, got {lengths[0]} to {lengths[-1]} values; correct them.")
+        array = np.asarray(X)
+        # In an array of text NaN would be a name.
+        return np.array(X, dtype=object) if array.dtype.kind == "U" else array
+    names = [] if getattr(X, "columns", None) is None else list(X.columns)
+    if again := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise ValueError(
+            f"X: expected distinct names of columns, got {again!r} twice; rename or leave out one of them."
+        )
+    return X
+
+
+def _require_numbers(X: Any) -> None:
+    """ValueError that names the first column of ``X`` with values that are no numbers; without it, NumPy's error would
+    quote a value and name no column."""
+    is_frame = getattr(X, "columns", None) is not None
+    if not is_frame and (not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind not in "OUMm"):
+        return
+    for place, name in enumerate(X.columns if is_frame else range(X.shape[1])):
+        values = _safe_indexing(X, place, axis=1)
+        if getattr(values.dtype, "kind", "") in tuple("biufc"):
+            continue
+        array, shown = np.asarray(values), repr(name) if is_frame else name
+        if array.dtype.kind in "Mm":
+            raise ValueError(_NOT_NUMBERS.format(shown, "dates"))
+        try:
+            array.astype(np.float64)
+        except ValueError:
+            raise ValueError(_NOT_NUMBERS.format(shown, "text")) from None
+        except TypeError as error:
+            cells = array.tolist()
+            kinds = {kind_of(type(cell)) for cell in cells if not is_missing(cell)}
+            if any(map(is_missing, cells)) and kinds <= {"number"}:
+                raise ValueError(
+                    f"X: column {shown}: contains NaN or NA; fill them in, or declare the table."
+                ) from None
+            if kinds & {"text", "date", "object with a text"}:
+                raise ValueError(_NOT_NUMBERS.format(shown, " and ".join(sorted(kinds)))) from None
+            raise TypeError(f"X: column {shown}: {error}.") from None
 
 
 def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: Any) -> tuple[Any, Values]:
@@ -162,7 +253,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
         raise ValueError("X: expected features in addition to the sensitive one, got 1 feature(s); give more columns.")
     # By position: scikit-learn indexes frames and arrays alike.
     place = _place(names, column, width)
-    values = np.asarray(_safe_indexing(table, place, axis=1))
+    values = values_of(_safe_indexing(table, place, axis=1), "sensitive_feature", missing=_NO_GROUP)
     rest = _safe_indexing(table, [other for other in range(width) if other != place], axis=1)
     return rest, _groups_of(values, column)
 
@@ -187,13 +278,17 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
 def _groups_of(values: Values, column: SensitiveFeature) -> Values:
     """Return the group of each value of the sensitive column: the value itself, or, if the column has edges, the name
     of its interval."""
-    _require_known(values, "sensitive_feature")
     if not column.edges:
         return values
     # By the edges alone: groups without members keep their names, so that names do not reveal who is in the data.
     edges = [f"{edge:g}" for edge in column.edges]
     names = [f"below {edges[0]}", *(f"{low} to {high}" for low, high in itertools.pairwise(edges)), f"from {edges[-1]}"]
-    numbers = values.astype(np.float64)
+    try:
+        numbers = values.astype(np.float64)
+    except (ValueError, TypeError):
+        raise ValueError(
+            "sensitive_feature.edges: expected a column of numbers (could not convert string to float); leave them out."
+        ) from None
     assert_all_finite(numbers, input_name="sensitive_feature")
     return np.array(names)[np.searchsorted(column.edges, numbers, side="right")]
 
@@ -210,18 +305,17 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
         raise ValueError(
             f"{name}: groups are given twice, as sensitive_feature names their column in X; give one of the two."
         )
-    groups: Values = column_or_1d(np.asarray(given))
+    if isinstance(given, str):
+        raise ValueError(  # noqa: TRY004 - as for other wrong groups
+            f"{name}: expected one group for each record, got a single text; give the groups, or name their column of "
+            "X in the parameter sensitive_feature."
+        )
+    groups = values_of(given, name, missing=_NO_GROUP).ravel()
     if len(groups) != count:
         raise ValueError(
             f"{name}: expected one value per record, got {len(groups)} values for {count} records; give one for each."
         )
-    _require_known(groups, name)
     return groups
-
-
-def _require_known(groups: Values, name: str) -> None:
-    if any(map(_is_nothing, groups.tolist())):
-        raise ValueError(f"{name}: some records have no group (None or NaN); give unknown ones a group of their own.")
 
 
 def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
@@ -238,9 +332,8 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
             f"declaration: {table.name} declares `pictures` or `keep`, which an estimator does not apply; use "
             "fairpate.load_data and fairpate.run_method."
         )
-    frame = pa.table(X) if isinstance(X, Mapping) else pa.Table.from_pandas(X, preserve_index=False)
     options, faults = {key: option.default for key, option in table.all_options.items()}, tables.TableFaults()
-    batches = tables.plain_batches(frame, name, wanted=table.used(options))
+    batches = tables.plain_batches(as_table(X, name), name, wanted=table.used(options))
     rows = as_declared(table, pa.concat_tables(batches), options)
     faults.rows[name] += len(rows)
     features = table.visible(options)
@@ -269,17 +362,14 @@ def person_names(persons: Any, count: int) -> Names:
     person."""
     if persons is None:
         return Names()
-    values = column_or_1d(np.asarray(persons)).tolist()
+    values = values_of(persons, "persons", missing=_NO_PERSON, may_mix=True).ravel().tolist()
     if len(values) != count:
         raise ValueError(f"persons: expected a person for each of {count} records, got {len(values)} persons.")
     # Columns with gaps contain floats: 7 and 7.0 are one person.
     whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
-    names = ["" if _is_nothing(value) else str(value).strip() for value in whole]
+    names = [str(value).strip() for value in whole]
     if unknown := sum(not name for name in names):
-        raise ValueError(
-            f"persons: expected a person for every record, got {unknown} records without one (None, NaN or empty); "
-            "complete them."
-        )
+        raise ValueError(f"persons: {_NO_PERSON.format(unknown)}")
     if several := sum(any(mark in name for mark in SEPARATORS) for name in names):
         raise ValueError(
             f"persons: expected one person per record, got {' or '.join(SEPARATORS)} in {several} of {len(names)} "
@@ -287,10 +377,6 @@ def person_names(persons: Any, count: int) -> Names:
             "them, or write single names without these characters."
         )
     return Names(f"person-{name}" for name in names)
-
-
-def _is_nothing(value: Any) -> bool:
-    return type(value).__name__ in _TYPES_OF_NOTHING or bool(value != value)
 
 
 def dataset_of(
@@ -797,13 +883,23 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> float:
         """Return the accuracy on records that the model does not refuse to answer; NaN if it refuses all of them. With
         a declaration, ``X`` may contain the labels, and ``y`` is then None."""
-        y = self._labels(X, y)
+        y = values_of(self._labels(X, y), "y", missing=_NO_LABEL).ravel()
         labels = self.predict(X, sensitive_features=sensitive_features)
+        weights = np.ones(len(labels))
+        if sample_weight is not None:
+            missing = "some records have no weight (NaN, None or masked); give each a number."
+            weights = values_of(sample_weight, "sample_weight", missing=missing).ravel()
+        for name, values in (("y", y), ("sample_weight", weights)):
+            if len(values) != len(labels):
+                raise ValueError(
+                    f"{name}: expected one value per record, got {len(values)} values for {len(labels)} records; give "
+                    "one for each."
+                )
         answered = ~np.ma.getmaskarray(labels)
         if not answered.any():
             return float("nan")
-        weights = None if sample_weight is None else np.asarray(sample_weight)[answered]
-        return float(accuracy_score(np.asarray(y)[answered], np.asarray(labels)[answered], sample_weight=weights))
+        found = np.ma.getdata(labels)[answered]
+        return float(accuracy_score(y[answered], found, sample_weight=weights[answered]))
 
     def _labels(self, X: Any, y: Any) -> Any:
         """Return the labels ``y`` unchanged, or, if ``y`` is None, the labels in the label column of the declared frame
@@ -974,7 +1070,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
         """Measure the model's predictions on test records. Return the model, these records as a data set of encoded
         features, and the assessment (metrics and verdict) of the predictions."""
-        records, labels = self._records(X, groups), column_or_1d(self._labels(X, y), warn=True)
+        given = values_of(self._labels(X, y), "y", missing=_NO_LABEL)
+        records, labels = self._records(X, groups), column_or_1d(given, warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
         if unknown or len(labels) != len(records.x):
             raise ValueError(
@@ -1176,9 +1273,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     "transformer that the other did not; give both in one form (docs/python.md, A scaler in front)."
                 )
             try:
-                return checked_records(self, X, groups)
+                return checked_records(self, X, groups, groups_name="public_sensitive_features")
             except ValueError as error:
-                raise ValueError(f"public_X: {error}") from error
+                text = str(error)
+                text = (
+                    text if text.startswith("public_sensitive_features: ") else f"public_X: {text.removeprefix('X: ')}"
+                )
+                raise ValueError(text) from error
         if not 2 <= X <= _MOST_DRAWN:
             raise ValueError(
                 f"public_X: expected records, or how many to draw, from 2 to {_MOST_DRAWN}, got {X}; correct it."
@@ -1291,6 +1392,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
             raise ValueError("estimator: a search needs encoded records; give arrays instead of a declaration.")
         seed, counted_as = _seed_of(self.random_state), base.odometer
         base.odometer = None  # a row for each trial would reveal K
+        X = records_of(X)
         checked = checked_records(base, X, sensitive_features, y, is_fit=True)
         labels = checked.labels
         assert labels is not None
@@ -1301,10 +1403,15 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         is_training_N = keyed_uniform(units, seed=seed, purpose="parts") >= self.validation_share
         rows, kept_apart = np.flatnonzero(is_training_N), np.flatnonzero(~is_training_N)
         pool = {"public_X": public_X, "public_sensitive_features": public_sensitive_features}
-        given: dict[str, Any] = {"sensitive_features": sensitive_features, "persons": persons}
-        given = {name: None if each is None else np.asarray(each)[rows] for name, each in given.items()} | pool
+        given: dict[str, Any] = dict(pool)
+        for name, each, missing in (
+            ("sensitive_features", sensitive_features, _NO_GROUP),
+            ("persons", persons, _NO_PERSON),
+        ):
+            values = None if each is None else values_of(each, name, missing=missing, may_mix=True)
+            given[name] = None if values is None else values.ravel()[rows]
         # Frames keep their column names.
-        x, y = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
+        x, y = _safe_indexing(X, rows), labels[rows]
         candidates = [clone(base).set_params(**each) for each in settings]
         prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, y, **given) for each in candidates]
         for config, *_ in prepared:

@@ -34,6 +34,7 @@ from fairpate.data import tables
 from fairpate.data.dataset import Dataset, DatasetEntry, Described, LoadedRecords, Part, Request, SourceFile, find
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
 from fairpate.data.embedding import embedded, with_features
+from fairpate.data.given import as_table
 from fairpate.data.large_arrays import Names
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, USUAL, Layout, TableFaults
@@ -435,8 +436,8 @@ def load_data(
         source: The section `data` of a configuration; or a declaration (docs/data.md), as the path of a YAML file or
             as a dictionary.
         records, private, public, validation, test: Tables to read instead of the files of a declaration: a pandas or
-            polars frame, a :class:`pyarrow.Table`, or a dictionary of columns. Pass ``records`` to have them divided,
-            or ``private`` and ``public``, as in `files`.
+            polars frame, a :class:`pyarrow.Table`, or a dictionary of columns (lists, arrays or series). Pass
+            ``records`` to have them divided, or ``private`` and ``public``, as in `files`.
         data_dir: Folder with the files of a declaration; None: the folder of its YAML file.
         settings: Fields of the section `data` for a declaration: ``seed``, ``options``, ``num_public``,
             ``num_validation``, ``num_test``, ``embedding``, ``split``.
@@ -483,24 +484,6 @@ def load_once(config: DataConfig) -> Dataset:
 @lru_cache(maxsize=1)
 def _loaded(config_json: str, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
     return load_data(DataConfig.model_validate_json(config_json))
-
-
-def as_table(frame: Any, part: str) -> pa.Table:
-    """Return a frame, a table or a dictionary of columns as an Arrow table; ``part`` is its name in error messages."""
-    try:
-        if isinstance(frame, pa.Table):
-            return frame
-        if isinstance(frame, Mapping):
-            return pa.table({str(name): pa.array(np.asarray(column)) for name, column in frame.items()})
-        # A polars frame has this method; neither polars nor pandas is imported to find out.
-        if hasattr(frame, "to_arrow"):
-            return frame.to_arrow()
-        return pa.Table.from_pandas(frame, preserve_index=False)
-    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
-        raise DataSettingsError(
-            f"{part}: expected a frame, a pyarrow.Table or a dictionary of columns of one length, got "
-            f"{type(frame).__name__} ({error}); pass one of these."
-        ) from error
 
 
 TIMEOUT_S = 60.0

@@ -37,6 +37,7 @@ from rich.text import Text
 
 from fairpate import __version__
 from fairpate.config import fair_rule, nearest
+from fairpate.data.given import as_table
 from fairpate.data.registry import layout_of
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
@@ -298,7 +299,7 @@ class AssessedPredictions:
 def assess_predictions(
     table: Path | str | Mapping[str, Sequence[Any]] | Any,
     *,
-    groups: Sequence[str],
+    groups: str | Sequence[str],
     prediction: str = "prediction",
     label: str | None = None,
     score: str | None = None,
@@ -310,13 +311,14 @@ def assess_predictions(
 ) -> AssessedPredictions:
     """Return a fairness report on predictions that were made elsewhere.
 
-    ``table`` is a CSV, Parquet or Feather file, a pandas frame, or a mapping of columns. Its columns are named by
-    ``groups`` (sensitive attributes), ``prediction`` (predicted classes, empty for a refusal), ``label`` (true classes)
-    and ``person`` (persons, who are then counted and resampled with all their records). ``selected`` is the predicted
-    class that counts as being selected; default: of two classes the last in alphabetical order. With ``score``, a
-    column of scores instead of classes, a record is selected if its score lies above the median of all. Groups of fewer
-    than ``least_cell`` records or persons are left out. ``fair_at`` is the user's rule of fairness for the verdict, and
-    ``seed`` seeds the bootstrap.
+    ``table`` is a CSV, Parquet or Feather file, a pandas or polars frame, an Arrow table, or a mapping of columns. Its
+    columns are named by ``groups`` (sensitive attributes, one name or several), ``prediction`` (predicted classes;
+    empty, missing or masked for a refusal), ``label`` (true classes) and ``person`` (persons, who are then counted and
+    resampled with all their records). ``selected`` is the predicted class that counts as being selected; default: of
+    two classes the last in alphabetical order. With ``score``, a column of scores instead of classes, a record is
+    selected if its score lies above the median of all. Records without a group, and groups of fewer than ``least_cell``
+    records or persons, are left out. ``fair_at`` is the user's rule of fairness for the verdict, and ``seed`` seeds the
+    bootstrap.
 
     ``selected`` must be given if the predictions are all of one class and there are no labels of another, because it
     may be the class that selects or not. If predictions and labels each have a class that the other lacks, they are
@@ -329,6 +331,15 @@ def assess_predictions(
     >>> [(group.name, group.rate.value, group.ratio.value) for group in found.divisions[0].groups]
     [('F', 0.5, 0.5), ('M', 1.0, 1.0)]
     """
+    groups = [groups] if isinstance(groups, str) else list(() if groups is None else groups)
+    # The command gives text; in Python a list or a number is easily passed by mistake.
+    columns: list[tuple[str, Any]] = [("--group", each) for each in groups]
+    columns += [("--prediction", score or prediction), ("--score", score), ("--label", label), ("--person", person)]
+    for option, each in columns:
+        if not isinstance(each, str) and (each is not None or option in ("--group", "--prediction")):
+            raise UsageError(
+                f"{option}: expected the name of a column of the table, got {type(each).__name__}; give it as text."
+            )
     if not groups:
         raise UsageError("--group: expected at least one column of groups, got none; name one, such as --group sex.")
     groups = list(dict.fromkeys(groups))
@@ -337,8 +348,7 @@ def assess_predictions(
     if least_cell < 1:
         raise UsageError(f"--least-cell: expected 1 or more, got {least_cell}; give 1 to show groups of any size.")
     rule = fair_rule(FairRule() if fair_at is None else fair_at)
-    columns = list(dict.fromkeys([*groups, score or prediction, *filter(None, (label, person))]))
-    title, text = _text_columns(table, columns)
+    title, text = _text_columns(table, list(dict.fromkeys(each for _, each in columns if each)))
     known_N = np.all([text[name] != "" for name in groups], axis=0)
     if not known_N.any():
         raise UsageError(
@@ -517,8 +527,10 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         batches = read_batches(path, title, layout_of(path, with_rows=True), wanted=columns)
     else:
         title = "the table"
-        frame = pa.table(dict(table)) if isinstance(table, Mapping) else pa.Table.from_pandas(table)
-        batches = plain_batches(frame, title)
+        # Groups may be levels of a frame's index.
+        levels = [name for name in getattr(getattr(table, "index", None), "names", ()) if name in columns]
+        levels = [name for name in levels if name not in table]
+        batches = plain_batches(as_table(table.reset_index(levels) if levels else table, title), title)
     read = pa.concat_tables(batches)
     try:
         require_columns(read, columns, title)
