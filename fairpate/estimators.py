@@ -333,7 +333,8 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
             "fairpate.load_data and fairpate.run_method."
         )
     options, faults = {key: option.default for key, option in table.all_options.items()}, tables.TableFaults()
-    batches = tables.plain_batches(as_table(X, name), name, wanted=table.used(options))
+    wanted = table.used(options)
+    batches = tables.plain_batches(as_table(X, name, wanted=wanted), name, wanted=wanted)
     rows = as_declared(table, pa.concat_tables(batches), options)
     faults.rows[name] += len(rows)
     features = table.visible(options)

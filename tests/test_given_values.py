@@ -201,6 +201,19 @@ def test_every_form_of_a_table_of_predictions_is_read(table: Callable[[pd.DataFr
     assert found.to_json() == expected.to_json()
 
 
+def test_columns_that_nobody_asks_for_do_not_matter() -> None:
+    others = {"blob": [b"x"] * N, "objects": [{}] * N, "complex": X[:, 0] + 1j}
+    frame = pd.DataFrame({"prediction": WORDS, "sex": SEX})
+    expected = assess_predictions(frame, groups="sex").to_json()
+    assert assess_predictions(frame.assign(**others), groups="sex").to_json() == expected
+    assert assess_predictions(dict(frame) | others, groups="sex").to_json() == expected
+    twice = pd.concat([frame, frame.assign(a=1)[["a"]], frame.assign(a=2)[["a"]]], axis=1)
+    assert assess_predictions(twice, groups="sex").to_json() == expected
+    records = {"ward": SEX, "sex": SEX, "y": WORDS}
+    one, other = (load_data(DECLARED, private=each, test=records) for each in (records, records | others))
+    assert one.private.record_id == other.private.record_id
+
+
 INTERVALS = pd.cut(X[:, 1], [-1, 0, 1])
 
 

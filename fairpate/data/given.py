@@ -14,7 +14,7 @@ import decimal
 import enum
 import numbers
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,9 @@ from fairpate.types import DataSettingsError
 Values = npt.NDArray[Any]
 
 
-def as_table(frame: Any, name: str) -> pa.Table:
+def as_table(frame: Any, name: str, *, wanted: Collection[str] | None = None) -> pa.Table:
     """Return a frame, an Arrow table or batch, or a mapping of columns as an Arrow table; ``name`` is its name in
-    messages.
+    messages. Columns that cannot be read are left out unless they are in ``wanted``; None: every column is wanted.
 
     A missing value of any kind (None, NaN, NaT, NA, masked; in lists and arrays also the text `nan`, which NumPy makes
     of NaN) becomes null. Intervals, periods and columns of both text and numbers become the text that a delimited
@@ -44,28 +44,35 @@ def as_table(frame: Any, name: str) -> pa.Table:
     if is_mapping or (hasattr(frame, "iloc") and hasattr(frame, "columns")):
         # By position: a frame may have two columns of one name.
         given = list(frame.items() if is_mapping else ((each, frame.iloc[:, i]) for i, each in enumerate(frame)))
-        names, columns = [each for each, _ in given], [column_of(values, f"{name}: column {c}") for c, values in given]
     elif hasattr(frame, "__arrow_c_stream__") and not hasattr(frame, "dtype"):  # a series has one too
         try:
             table = pa.table(frame)
         except (pa.ArrowException, TypeError, ValueError):
             raise _no_table(frame, name) from None
-        names, columns = table.column_names, table.columns
+        given = list(zip(table.column_names, table.columns, strict=True))
     else:
         raise _no_table(frame, name)
-    lengths: dict[str, int] = {}
-    for place, (each, column) in enumerate(zip(names, columns, strict=True)):
+    columns: dict[str, pa.Array] = {}
+    for place, (each, values) in enumerate(given):
+        column, is_wanted = str(each), wanted is None or str(each) in wanted
         if is_missing(each):
             raise DataSettingsError(f"{name}: expected a name for every column, got none for column {place}; name it.")
-        if str(each) in lengths:
+        if column in columns:
+            if not is_wanted:
+                continue
             raise DataSettingsError(
-                f"{name}: expected distinct names of columns, got {str(each)!r} twice; rename or leave out one of them."
+                f"{name}: expected distinct names of columns, got {column!r} twice; rename or leave out one of them."
             )
-        lengths[str(each)] = len(column)
-        first = next(iter(lengths))
-        if len(column) != lengths[first]:
-            raise _no_table(frame, name, f" ({first} has {lengths[first]} values, {each} has {len(column)})")
-    return pa.table(columns, names=list(lengths))
+        try:
+            columns[column] = column_of(values, f"{name}: column {column}")
+        except DataSettingsError:
+            if is_wanted:
+                raise
+            continue
+        first = next(iter(columns))
+        if (length := len(columns[column])) != len(columns[first]):
+            raise _no_table(frame, name, f" ({first} has {len(columns[first])} values, {column} has {length})")
+    return pa.table(columns)
 
 
 def _no_table(frame: Any, name: str, reason: str = "") -> DataSettingsError:

@@ -456,12 +456,14 @@ def load_data(
         entry = entry_for(source)
         return dataset_of(entry.load(request_of(source, entry)), source, entry)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
-    given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
+    frames = {part: frame for part, frame in parts.items() if frame is not None}
     if not isinstance(source, (Mapping, str, Path)):
         raise DataSettingsError(
             f"declaration: expected the path of a YAML file or a dictionary, got {type(source).__name__}; give either."
         )
-    table = read_declaration(source if isinstance(source, Mapping) else Path(source), given=given)
+    table = read_declaration(source if isinstance(source, Mapping) else Path(source), given=frames)
+    wanted = None if table.identity.by_text else table.used()
+    given = {part: as_table(frame, part, wanted=wanted) for part, frame in frames.items()}
     entry = entry_of(table)
     config = parse_config({"name": table.name, "data_dir": data_dir} | settings, DataConfig)
     beside = None if isinstance(source, Mapping) else Path(source).expanduser().absolute().parent

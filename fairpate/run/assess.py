@@ -530,7 +530,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         # Groups may be levels of a frame's index.
         levels = [name for name in getattr(getattr(table, "index", None), "names", ()) if name in columns]
         levels = [name for name in levels if name not in table]
-        batches = plain_batches(as_table(table.reset_index(levels) if levels else table, title), title)
+        frame = as_table(table.reset_index(levels) if levels else table, title, wanted=columns)
+        batches = plain_batches(frame, title, wanted=columns)
     read = pa.concat_tables(batches)
     try:
         require_columns(read, columns, title)
