@@ -346,10 +346,12 @@ class RunRecord:
     votes and must not be published. Metrics that are undefined are null.
 
     ``fairness`` maps each notion's name (:mod:`fairpate.fairness.rates`) to its ``value``, ``low`` and ``high`` over
-    answered test records; null: undefined. ``disparity`` is the value of demographic parity. ``majority_accuracy`` is
-    the accuracy of always predicting the most common class of the same test records. ``degenerate`` says in words why
-    the other metrics mean nothing; empty if they are meaningful. For ``underserved_groups``, always predicting the
-    group's own most common class would be more accurate, by more than chance; ``unmeasured_groups`` have too few
+    answered test records, and to ``fair_from``, the smallest limit at which the records suffice to call it fair; null:
+    undefined, also if some comparison of a measured group is. ``disparity`` is the value of demographic parity.
+    ``majority_accuracy`` is the accuracy of always predicting the most common class of the same test records.
+    ``degenerate`` says in words why the other metrics mean nothing; empty if they are meaningful. For
+    ``underserved_groups``, always predicting the group's own most common class would be more accurate, by more than
+    chance; ``unmeasured_groups`` have too few
     answered test records and are left out of gaps. ``answered`` is the number of released labels of a method that
     answers queries, ``answered_by_group`` that of each public group in the order of its codes; null for other methods.
     ``metrics`` says whether a privacy guarantee covers the metrics.

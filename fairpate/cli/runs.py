@@ -498,6 +498,9 @@ def specify(
 ) -> Output:
     """Find the most accurate configuration of a comparison that meets your limits, or the nearest ones.
 
+    --fair-at asks for what a report calls fair: the whole interval of the gap is within the limit, with every seed.
+    --disparity and --fairness limit the gap itself.
+
     Args:
         epsilon: Largest privacy budget.
         disparity: Largest gap of demographic parity.
@@ -511,7 +514,7 @@ def specify(
     from fairpate.run.specify import Demand, describe_answer, fairness_limits, specify_guarantees
 
     with base.checked_arguments():
-        limits = fairness_limits(fairness or [])
+        limits, rule = fairness_limits(fairness or []), None
         if fair_at is not None:
             with base.checked_arguments("--fair-at"):
                 rule = fair_rule(fair_at)
@@ -520,8 +523,8 @@ def specify(
                 raise UsageError(
                     f"--fair-at: {rule.notion} is limited by another option too; leave one of the two out."
                 )
-            limits |= {rule.notion: rule.limit}
-        demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy, fairness=limits)
+        named = {"epsilon": epsilon, "disparity": disparity, "coverage": coverage, "accuracy": accuracy}
+        demand = Demand(**named, fairness=limits, fair_at=rule)
     with waiting("specify"):
         answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
     return Output(facts=answer.to_json(), words=describe_answer(answer))

@@ -8,7 +8,8 @@ NaN, never 0: an empty group has no rate. Rates are over answered records.
 against the rest, pairwise, against all). Its value is the largest difference of an event's rates between groups, with
 the event and the groups that attain it, called its cell. Definitions: FairPATE eq. 1 and RaCO-DP (one against the
 rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI. A cell without records is left out and counted; the value is NaN if no
-two groups can be compared. A maximum over noisy cells is biased upwards.
+two groups can be compared. So a value may be one of fewer comparisons than its definition asks for: it is then a lower
+bound, and ``left_out`` names the groups that a verdict must not cover. A maximum over noisy cells is biased upwards.
 
 **Notions.** A notion is a metric with a name and a description. Five notions compare groups: their value is a gap, and
 0 is equal treatment. Three bound how often a prediction is wrong over all groups: their value is that rate (RaCO-DP,
@@ -250,13 +251,16 @@ class WorstCase:
 
     ``where`` is the cell (event and groups) that attains ``value``. ``min_cell_size`` is the number of records in the
     smallest cell that was compared (0 if none was). ``n_undefined`` counts the rates that were not compared, because
-    their group has no records or there is no other group to compare with.
+    their group has no records or there is no other group to compare with. ``left_out``: the groups that have records,
+    but none for some event, such as a true class that the group lacks, or a comparison that is 0 / 0; of a rate over
+    all groups together, the labels whose rate is undefined.
     """
 
     value: float
     n_undefined: int
     min_cell_size: int
     where: GroupCell | None
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +313,20 @@ class Metric:
             n_undefined=int((~took_part_EG).sum()),
             min_cell_size=round(sizes.min()) if sizes.size else 0,
             where=located(differences, events.cells) if defined.size else None,
+            left_out=self._left_out(events, differences, joint_GYC.sum(axis=(1, 2)) > 0),
         )
+
+    def _left_out(
+        self, events: Events, differences: FloatArray, has_records_G: npt.NDArray[np.bool_]
+    ) -> tuple[int, ...]:
+        lacks_EG = events.sizes_EG == 0
+        if self.compare is level:
+            labels = (events.cells[event].label for event in np.flatnonzero(lacks_EG.all(axis=1)))
+            return tuple(label for label in labels if label is not None)
+        # Records suffice for a rate, and not for a ratio of rates that are all 0.
+        is_undefined_E = np.isnan(differences).reshape(len(differences), -1).all(axis=1)
+        lacks_EG = lacks_EG | (is_undefined_E & (~lacks_EG).all(axis=1))[:, None]
+        return tuple(np.flatnonzero(lacks_EG.any(axis=0) & has_records_G).tolist())
 
     def values(self, joint_RGYC: FloatArray) -> FloatArray:
         """Return the metric's value for every replicate, shape (R,); NaN where undefined."""

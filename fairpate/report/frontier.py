@@ -34,7 +34,8 @@ import numpy.typing as npt
 from fairpate.config import flattened
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.report.metrics import GroupsTold
-from fairpate.types import REMARKS, FloatArray, NotionName, Relation, RunRecord, Unit
+from fairpate.report.records import verdict
+from fairpate.types import REMARKS, FairRule, FloatArray, NotionName, Relation, RunRecord, Unit
 
 Status = Literal["ok", "failed"]
 FAILED = "failed"
@@ -113,8 +114,9 @@ class Point:
 
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     Disparity is the value of the notion of fairness ``notion``; ``fairness_S`` has the values of all notions for each
-    seed. ``mean_O`` is the point's position: the largest epsilon, and the mean of each other objective. ``spread_O`` is
-    the sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
+    seed, and ``ends_S3`` the two ends of their intervals and the smallest limit for which their records suffice.
+    ``mean_O`` is the point's position: the largest epsilon, and the mean of each other objective. ``spread_O`` is the
+    sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
     undefined objective. ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
     repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
     records, NaN if unknown. ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in
@@ -134,6 +136,7 @@ class Point:
     groups: GroupsTold = field(default_factory=GroupsTold)
     notion: NotionName = DEFAULT
     fairness_S: Mapping[NotionName, FloatArray] = field(default_factory=dict)
+    ends_S3: Mapping[NotionName, FloatArray] = field(default_factory=dict)
     mean_O: FloatArray = field(init=False)
     spread_O: FloatArray = field(init=False)
     num_undefined: int = field(init=False)
@@ -171,6 +174,21 @@ class Point:
     def cautions(self) -> tuple[str, ...]:
         """Sentences on why a small gap of this point is weak evidence of fairness, such as a degenerate model."""
         return (*self.degenerate, *self.groups.words("seed"))
+
+    def fair_from(self, notion: NotionName) -> FloatArray:
+        """Return for each seed (S,) the smallest limit at which this point is called fair, as a report judges it: the
+        whole interval is at or below the limit, and the records suffice. NaN where it is undefined."""
+        ends_S3 = self.ends_S3.get(notion, np.full((len(self.seeds), 3), math.nan))
+        return np.maximum(ends_S3[:, 1], ends_S3[:, 2])
+
+    def fairness_at(self, rule: FairRule) -> Counter[str]:
+        """Return the number of seeds by verdict (``fair``, ``perhaps fair``, ``not fair`` or ``unknown``) under the
+        user's rule of fairness, which is the rule of a run's report."""
+        ends_S3 = self.ends_S3.get(rule.notion, np.full((len(self.seeds), 3), math.nan))
+        return Counter(
+            verdict(low=low, high=high, fair_from=fair_from, limit=rule.limit)
+            for low, high, fair_from in ends_S3.tolist()
+        )
 
     def value(self, objective: Objective) -> float:
         """Return the value of one objective over all seeds: the mean, or for epsilon the largest."""
@@ -245,6 +263,16 @@ def points_of(
                 ),
                 groups=GroupsTold.of(found),
                 fairness_S={name: np.array([notion_value(each, name) for each in found], np.float64) for name in NAMES},
+                ends_S3={
+                    name: np.array(
+                        [
+                            [each.fairness.get(name, {}).get(end) for end in ("low", "high", "fair_from")]
+                            for each in found
+                        ],
+                        np.float64,
+                    )
+                    for name in NAMES
+                },
             )
         )
     unmeasured_by_all = {
@@ -257,7 +285,8 @@ def points_of(
             values_SO = point.values_SO.copy()
             values_SO[:, _DISPARITY] = math.nan
             rates = {name: value_S for name, value_S in point.fairness_S.items() if NOTIONS[name].bounds_rate}
-            points[place] = replace(point, values_SO=values_SO, fairness_S=rates)
+            ends_S3 = {name: ends for name, ends in point.ends_S3.items() if NOTIONS[name].bounds_rate}
+            points[place] = replace(point, values_SO=values_SO, fairness_S=rates, ends_S3=ends_S3)
     return [point.seen_by(notion) for point in points]
 
 

@@ -217,6 +217,29 @@ def left_out_words(points: Sequence[Point]) -> str:
     return f"Left out: {left_out}." if left_out else ""
 
 
+def judged_words(point: Point, rule: FairRule) -> str:
+    """Return a sentence on whether a configuration is fair by the user's rule, which judges as a run's report does: the
+    whole interval of every seed has to keep the limit. Empty if the gap is undefined."""
+    measure = NOTIONS[rule.notion].measure
+    value = point.seen_by(rule.notion).value("disparity")
+    if math.isnan(value):
+        return ""
+    if point.degenerate:
+        return f"Its {measure} says nothing about fairness: it is degenerate."
+    num_by_verdict, num_seeds = point.fairness_at(rule), len(point.seeds)
+    clear = next((each for each in ("fair", "not fair") if num_by_verdict[each] == num_seeds), None)
+    word = clear or ("of unknown fairness" if num_by_verdict["unknown"] else "perhaps fair")
+    missing = listed(list(point.groups.unmeasured)) if not NOTIONS[rule.notion].bounds_rate else ""
+    among = f" where it is measured, and not known for {missing}" if missing else ""
+    low, high, _ = point.ends_S3.get(rule.notion, np.full((1, 3), math.nan))[0].tolist()
+    details = f", {decimal(low)} to {decimal(high)}" if num_seeds == 1 and not math.isnan(low) else ""
+    if num_seeds > 1 and not clear:
+        details = f": fair in {num_by_verdict['fair']} of {num_seeds} seeds"
+    gap = figures.with_spread(point.seen_by(rule.notion))[0]
+    rule_words = f"what you call fair (at most {rule.limit:g}) with the whole 95\u00a0% interval"
+    return f"Its {measure}, {gap}, is {word}{among}, by {rule_words}{details}."
+
+
 def cells(point: Point) -> list[tuple[str, str]]:
     """Return the table cells of a configuration: epsilon, disparity, accuracy and coverage as pairs of texts, the value
     and its spread over seeds."""
@@ -348,7 +371,8 @@ def frontier_report(report: FrontierReport) -> str:
         class_label=figures.class_label,
         epsilons_words=epsilons_words,
         failed_words=frontier.FAILED,
-        model=figures.script_data(points, notions=notions) | {"fair": asdict(report.fair_at)},
+        model=figures.script_data(points, notions=notions)
+        | {"fair": asdict(report.fair_at), "judged": [judged_words(point, report.fair_at) for point in points]},
         library=_library(),
     )
 

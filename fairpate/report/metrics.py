@@ -53,6 +53,7 @@ LEAST_RECORDS = 10
 NEARLY_ALL = 0.99
 HARDLY_ANY = 0.05
 LEAST_OTHERS = 3
+LEAST_ANSWERED = 0.5
 _CHANCE = 2.0  # standard deviations
 _ROUNDING = 1e-9
 
@@ -92,6 +93,9 @@ class GapResult:
     - ``min_cell_size``: the number of records in the smallest compared cell.
     - ``n_undefined``: the number of cells left out.
     - ``where``: the outcome (such as a predicted class) and the groups whose rates differ most, in words.
+    - ``left_out``: the measured groups for which some comparison is undefined, such as that of a true class which the
+      group lacks; of an error rate of all groups together, the classes for which it is undefined. The gap is then a
+      lower bound, and says nothing about these.
 
     If a cell has too few records, the gap is undefined and its ``min_cell_size`` is 0.
     """
@@ -103,6 +107,7 @@ class GapResult:
     n_undefined: int
     min_cell_size: int
     where: str
+    left_out: tuple[str, ...] = ()
 
 
 NOT_MEASURED = GapResult(
@@ -244,11 +249,26 @@ class Evaluation:
         ("rate"), as a mapping by name."""
         return {name: gap for name, gap in self.gaps.items() if (name in _RATES) == (kind == "rate")}
 
+    def fair_from(self, notion: NotionName) -> float:
+        """Return the smallest limit on a notion of fairness at which these records suffice to call a small gap fair;
+        NaN if they suffice at no limit."""
+        size = self.measured(notion).min_cell_size
+        # Of n records without an event, the rate may still be 3/n (95 %). And a few answers may be alike across groups
+        # just because the other records are refused.
+        return math.nan if not size or self.coverage < LEAST_ANSWERED else 3 / size
+
     @property
     def fairness(self) -> dict[str, dict[str, float | None]]:
-        """A mapping from the name of every notion of fairness to its value and interval; None if undefined."""
-        ends = ("value", "low", "high")
-        return strict({name: {end: getattr(self.measured(name), end) for end in ends} for name in NOTIONS})
+        """A mapping from the name of every notion of fairness to its value, its interval and the smallest limit at
+        which it may be called fair (:meth:`fair_from`). They are None if they are undefined, also for some group: a gap
+        of fewer comparisons is smaller for that reason alone."""
+        found = {}
+        for name in NOTIONS:
+            gap = self.measured(name)
+            shown = replace(NOT_MEASURED, level=gap.level) if gap.left_out else gap
+            fair_from = math.nan if gap.left_out else self.fair_from(name)
+            found[name] = {end: getattr(shown, end) for end in ("value", "low", "high")} | {"fair_from": fair_from}
+        return strict(found)
 
     @property
     def group_majorities(self) -> tuple[float, ...]:
@@ -350,6 +370,7 @@ def evaluate(
             n_undefined=worst.n_undefined,
             min_cell_size=worst.min_cell_size,
             where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
+            left_out=tuple((class_names if name in _RATES else group_names)[code] for code in worst.left_out),
         )
     measured = Evaluation(
         num_records=int(kept.sum()),

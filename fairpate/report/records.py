@@ -6,7 +6,9 @@ report, terminal and notebook use its sentences, figures and rows, so that no ot
 A guarantee is called private according to how often an attacker can guess rightly (:mod:`fairpate.pages`). A model is
 called fair if the whole interval of a gap lies at or below the user's limit (``evaluation.fair_at``; by default a
 demographic-parity gap of .1). A model that refuses more than it answers, or was measured on too few records of a group,
-is called perhaps fair at best. Groups with too few answered records are named and left out of the verdict.
+is called perhaps fair at best. Groups with too few answered records, or with an undefined comparison, such as that of a
+true class which the group lacks, are named and left out of the verdict; among fewer than two other groups fairness is
+undefined. :func:`verdict` is this rule; the page of a comparison judges by it too.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ from fairpate.config import read_yaml
 from fairpate.fairness import rates
 from fairpate.fairness.rates import Population, PopulationEstimate, estimated_gap, estimated_rates
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, interval, percent
-from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
+from fairpate.report.metrics import (
+    GAPS,
+    LEAST_ANSWERED,
+    Evaluation,
+    GapResult,
+    RejectOptionSpread,
+    WithoutPrivacy,
+    describe_cell,
+)
 from fairpate.types import FairRule, FloatArray, GateRule, PrivacyStatement, QueryOutcomes, Relation, Unit, strict
 
 Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unknown", "degenerate"]
@@ -241,46 +251,58 @@ class MeasuredClaims:
     @property
     def fairness(self) -> Fairness:
         """The verdict on fairness by the user's definition, from the confidence interval of a gap on test records."""
-        gap, limit = self.measured.judged, self.measured.fair_at.limit
         # First, because the gap of a degenerate model is small for that reason alone.
         if self.measured.degenerate:
             return "degenerate"
-        if math.isnan(gap.value) or math.isnan(gap.high):
+        gap, rule = self.measured.judged, self.measured.fair_at
+        found = verdict(low=gap.low, high=gap.high, fair_from=self.measured.fair_from(rule.notion), limit=rule.limit)
+        if found in ("unknown", "not fair"):
+            return found
+        # A small gap of some comparisons says nothing about the others.
+        is_rate = rates.NOTIONS[rule.notion].bounds_rate
+        if gap.left_out and (is_rate or len(self.measured.groups) - len(self.unknown_groups) < 2):
             return "unknown"
-        # The whole interval decides: a value below the limit may be chance.
-        if gap.low > limit:
-            return "not fair"
-        if gap.high > limit or self._too_few:
-            return "perhaps fair"
-        return "fair among some" if self.measured.not_measured else "fair"
+        return "fair among some" if found == "fair" and self.unknown_groups else found
+
+    @property
+    def unknown_groups(self) -> tuple[str, ...]:
+        """The groups that the verdict on fairness does not cover: they have too few answered records, or some
+        comparison that it rests on is undefined for them."""
+        measured, rule = self.measured, self.measured.fair_at
+        left_out = () if rates.NOTIONS[rule.notion].bounds_rate else measured.judged.left_out
+        return tuple(each.name for each in measured.groups if each.name in {*measured.not_measured, *left_out})
 
     @property
     def _too_few(self) -> str:
         """The reason why a small gap does not suffice to call the model fair, such as too few records; empty if there
         is no such reason."""
-        # A few answers may be alike across groups just because the other records are refused.
-        if self.measured.coverage < 0.5:
+        rule, fair_from = self.measured.fair_at, self.measured.fair_from(self.measured.fair_at.notion)
+        if self.measured.coverage < LEAST_ANSWERED:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
-        # If none of n records shows an event, its rate may still be 3/n (95 %), so a limit needs 3/limit records.
-        # Rounded, as 3 / 0.1 is a little below 30 in floating point.
-        needed = math.ceil(round(3 / self.measured.fair_at.limit, 9))
-        if self.measured.judged.min_cell_size < needed:
-            kind = "rate" if rates.NOTIONS[self.measured.fair_at.notion].bounds_rate else "gap"
+        if not fair_from <= rule.limit:
+            # Rounded, as 3 / 0.1 is a little below 30 in floating point.
+            needed = math.ceil(round(3 / rule.limit, 9))
+            kind = "rate" if rates.NOTIONS[rule.notion].bounds_rate else "gap"
             return f"Fewer than {needed} records of a group cannot show so small a {kind}."
         return ""
 
     @property
     def fairness_words(self) -> str:
         """The verdict on fairness in words, with the names of the groups that it covers if some are not measured."""
-        unknown = listed(self.measured.not_measured)
-        if self.fairness == "unknown":
-            return f"fairness not known for {unknown}" if unknown else "fairness undefined"
+        measured, verdict = self.measured, self.fairness
+        # One comparison above the limit suffices, whatever the undefined ones are.
+        unknown = measured.not_measured if verdict == "not fair" else self.unknown_groups
+        known = [name for name in measured.group_names if name not in unknown]
+        if verdict == "unknown":
+            if not known or not unknown:
+                return "fairness undefined"
+            named = f"not known for {listed(unknown)}"
+            return f"fairness undefined ({named})" if measured.judged.left_out else f"fairness {named}"
         if not unknown:
-            return self.fairness
+            return verdict
         # "Fair among some" becomes the names of these groups.
-        word = "fair" if self.fairness == "fair among some" else self.fairness
-        known = [name for name in self.measured.group_names if name not in self.measured.not_measured]
-        return f"{word} among {listed(known)}; not known for {unknown}"
+        word = "fair" if verdict == "fair among some" else verdict
+        return f"{word} among {listed(known)}; not known for {listed(unknown)}"
 
     @property
     def accuracy_words(self) -> str:
@@ -315,16 +337,17 @@ class MeasuredClaims:
 
         gap, missing = measured.judged, listed(measured.not_measured)
         unknown = f"Too few answered test records of {missing}." if missing else ""
+        left_out = f"{upper(undefined_words(gap))}." if gap.left_out else ""
         word, is_parity = upper(self.fairness_words), notion.name == rates.DEFAULT
         if fair == "degenerate":
             word = "Says nothing"
             details = [f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then."]
         elif fair == "unknown":
             word = "Undefined"
-            details = ["No two groups can be compared.", unknown]
+            details = [left_out or "No two groups can be compared.", unknown]
         else:
             side = "above" if fair == "not fair" else "on both sides of" if gap.high > limit else "at or below"
-            left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
+            empty = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
             perfect = ""
             if is_parity and not math.isnan(measured.perfect_gap):
                 # If tables are hidden the gap was rounded down, so it is worded as a bound.
@@ -341,12 +364,14 @@ class MeasuredClaims:
                 "" if fair == "not fair" else self._too_few,
                 perfect,
                 unknown,
-                f"Smallest cell: {pages.count(gap.min_cell_size)}{left_out}.",
+                left_out,
+                f"Smallest cell: {pages.count(gap.min_cell_size)}{empty}.",
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
         told = tuple(filter(None, details))
-        fairness = Figure(name=names[0], value=decimal(gap.value), word=word, mood=WORDS["moods"][fair], details=told)
+        value = "undefined" if fair == "unknown" else decimal(gap.value)
+        fairness = Figure(name=names[0], value=value, word=word, mood=WORDS["moods"][fair], details=told)
 
         none = ("No test record is answered.",)
         accuracy = Figure(name=names[1], value="undefined", word="Undefined", mood="bad", details=none)
@@ -401,7 +426,7 @@ class MeasuredClaims:
         of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
         for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):
             found = [
-                f"{notion.measure.removesuffix(f' {kind}')} {decimal(measured.gaps[notion.reading].value)}"
+                f"{notion.measure.removesuffix(f' {kind}')} {gap_words(measured.gaps[notion.reading])}"
                 for notion in rates.NOTIONS.values()
                 if notion.name != rates.DEFAULT and notion.bounds_rate == bounds_rate
             ]
@@ -438,7 +463,7 @@ class RunStatement(MeasuredClaims):
         # A model that refuses most may seem fair and right.
         answered = "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
         accuracy = f"at {self.accuracy_words}{answered}"
-        if measured.not_measured:
+        if "; not known for" in self.fairness_words or measured.not_measured:
             return f"{begin}, {accuracy}; {self.fairness_words}."
         joined = WORDS["joined"].get(private, {}).get(self.fairness, f"{upper(private)}, {self.fairness_words}")
         # The limitation follows the word for privacy, wherever that stands. The word is found without its first letter,
@@ -493,6 +518,36 @@ def _number(measured: Evaluation, number: int, which: str = "") -> str:
 def listed(names: Sequence[str]) -> str:
     """Join names as ``a, b and c``; empty for no name."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def verdict(
+    *, low: float | None, high: float | None, fair_from: float | None, limit: float
+) -> Literal["fair", "perhaps fair", "not fair", "unknown"]:
+    """Return whether a gap with the interval from ``low`` to ``high`` is fair at ``limit``; None and NaN are undefined.
+
+    The whole interval decides, because a value below the limit may be chance. ``fair_from`` is the smallest limit at
+    which the records suffice to call the gap fair (:meth:`Evaluation.fair_from`).
+    """
+    low, high, fair_from = (math.nan if each is None else each for each in (low, high, fair_from))
+    if math.isnan(low) or math.isnan(high):
+        return "unknown"
+    if low > limit:
+        return "not fair"
+    return "fair" if high <= limit and fair_from <= limit else "perhaps fair"
+
+
+def gap_words(gap: GapResult) -> str:
+    """Return the value of a fairness gap as text, with the groups for which some comparison is undefined: then the
+    value is a lower bound."""
+    return f"{decimal(gap.value)} or more, undefined for {listed(gap.left_out)}" if gap.left_out else decimal(gap.value)
+
+
+def undefined_words(gap: GapResult) -> str:
+    """Return words on why some comparison of a fairness gap is undefined for the groups that it leaves out."""
+    return (
+        f"some of what is compared is undefined for {listed(gap.left_out)}, such as a share of no records: the gap may "
+        "be larger"
+    )
 
 
 def interval_words(gap: GapResult) -> str:

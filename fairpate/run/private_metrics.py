@@ -408,10 +408,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         coverage=1.0,
         **names,
         groups=tuple(groups),
-        gaps={
-            name: gap_of(metric, table_GYC, stddev, partial(metrics.describe_cell, **names))
-            for name, metric in GAPS.items()
-        },
+        gaps={name: gap_of(metric, table_GYC, stddev, **names) for name, metric in GAPS.items()},
         # Sums of squares, to which noise adds: no estimate.
         ermi=math.nan,
         ermi_given_label=math.nan,
@@ -589,13 +586,20 @@ class _Shares(NamedTuple):
 
 
 def gap_of(
-    metric: rates.Metric, table_GYC: FloatArray, stddev: float, described: Callable[[rates.GroupCell | None], str]
+    metric: rates.Metric,
+    table_GYC: FloatArray,
+    stddev: float,
+    *,
+    group_names: Sequence[str],
+    class_names: Sequence[str],
 ) -> metrics.GapResult:
     """Return the fairness gap or error rate ``metric`` of a noisy table of predictions, with its interval. A gap is the
     largest difference between groups.
 
-    ``described`` describes in words the groups and labels between which the difference is largest.
+    ``group_names`` and ``class_names`` name the groups and labels between which the difference is largest, and those
+    for which a comparison is undefined.
     """
+    names = class_names if metric.compare is rates.level else group_names
     if metric.compare is rates.level:
         # Of all groups together, whose noises add up.
         table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
@@ -645,6 +649,15 @@ def gap_of(
     if np.isnan(value).all():
         return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
     shares = _Shares.of_counts(found, cells, stddev, z=_deviations())
+    # Comparisons that are undefined although the group itself stands out: of a true class that it hardly has.
+    lacks_EG = np.isnan(shares.value_EG)
+    if metric.compare is rates.level:
+        lacking = [cell.label for cell, lacks in zip(found.cells, lacks_EG.all(axis=1), strict=True) if lacks]
+    else:
+        is_undefined_E = np.isnan(value).reshape(len(value), -1).all(axis=1)
+        lacks_EG |= (is_undefined_E & ~lacks_EG.any(axis=1))[:, None]
+        stands_out_G = ~np.isnan(_Shares.of(rates.predicted, table_GYC, stddev, z=_deviations()).value_EG[0])
+        lacking = np.flatnonzero(lacks_EG.any(axis=0) & stands_out_G).tolist()
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
     low = _low_of_largest(alone, ends, table_GYC, stddev)
@@ -658,5 +671,6 @@ def gap_of(
         level=LEVEL,
         n_undefined=int(np.isnan(shares.value_EG).sum()),
         min_cell_size=round(float(sizes.min())),
-        where=described(where),
+        where=metrics.describe_cell(where, group_names=group_names, class_names=class_names),
+        left_out=tuple(names[code] for code in lacking),
     )

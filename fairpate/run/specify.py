@@ -29,7 +29,7 @@ from fairpate.report.figures import class_label, with_spread
 from fairpate.report.frontier import OBJECTIVES, Baselines, Objective, Panel, Point, by_panel
 from fairpate.report.frontier_page import baseline_words
 from fairpate.run.sweep import read_rows
-from fairpate.types import NotionName, UsageError, stepwise, strict
+from fairpate.types import FairRule, NotionName, UsageError, stepwise, strict
 
 # Relative, as the excess is: means of the same numbers differ by less where they are added in another order.
 _ROUNDING = 1e-9
@@ -37,6 +37,8 @@ _ROUNDING = 1e-9
 _ZERO_SCALE = 0.01
 _OBJECTIVE_OF: Mapping[str, Objective] = {"epsilon": "epsilon", "accuracy": "error", "coverage": "refused"}
 _LEAST = ("coverage", "accuracy")
+FAIR_AT = "fair_at"
+"""The name of the limit that the user's rule of fairness sets, among the limits of a :class:`Demand`."""
 _MAKE_ONE = "make one with `fairpate compare --example quick` and give its results.parquet with --frontier"
 DISTANCE = (
     "the largest relative excess over a demand (0.10: one is missed by 10 % of its value, 0 counts as 0.01), epsilon "
@@ -60,8 +62,9 @@ class Demand:
     ``accuracy``; None sets no limit.
 
     ``disparity`` limits the gap of demographic parity; ``fairness`` limits the values of other notions of fairness, by
-    name. ValueError for an epsilon below 0, another limit outside 0 to 1, an unknown notion, or two limits on
-    demographic parity.
+    name. Both limit means over seeds. ``fair_at`` is the user's rule of fairness, which judges as a report does: the
+    whole interval of every seed has to keep its limit. ValueError for an epsilon below 0, another limit outside 0 to 1,
+    an unknown notion, or two limits on demographic parity.
     """
 
     epsilon: float | None = None
@@ -69,6 +72,7 @@ class Demand:
     coverage: float | None = None
     accuracy: float | None = None
     fairness: Mapping[NotionName, float] = field(default_factory=dict)
+    fair_at: FairRule | None = None
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and not self.epsilon >= 0:
@@ -89,13 +93,15 @@ class Demand:
         """The limits that the user set, by name. The limits on coverage and accuracy are minima; those on epsilon,
         disparity and other notions of fairness are maxima."""
         named = {name: getattr(self, name) for name in ("epsilon", "disparity", "coverage", "accuracy")}
-        return {name: limit for name, limit in named.items() if limit is not None} | dict(self.fairness)
+        fair_at = {} if self.fair_at is None else {FAIR_AT: self.fair_at.limit}
+        return {name: limit for name, limit in named.items() if limit is not None} | dict(self.fairness) | fair_at
 
     @property
     def notions(self) -> tuple[NotionName, ...]:
         """The notions of fairness that the user limits, or the default notion if the user limits none."""
-        named = (*((DEFAULT,) if self.disparity is not None else ()), *self.fairness)
-        return named or (DEFAULT,)
+        ruled = () if self.fair_at is None else (self.fair_at.notion,)
+        named = (*((DEFAULT,) if self.disparity is not None else ()), *self.fairness, *ruled)
+        return tuple(dict.fromkeys(named)) or (DEFAULT,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +180,13 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
     """
     values: dict[str, float] = {}
     for name in demand.limits:
+        if name == FAIR_AT:
+            assert demand.fair_at is not None
+            # The limit from which on all seeds are fair: one seed that is not makes the configuration perhaps fair.
+            fair_from_S = point.fair_from(demand.fair_at.notion)
+            unknown = point.groups.unmeasured and not NOTIONS[demand.fair_at.notion].bounds_rate
+            values[name] = math.nan if unknown else float(fair_from_S.max() if seed is None else fair_from_S[seed])
+            continue
         seen = point
         if name not in _OBJECTIVE_OF:
             seen = point.seen_by(DEFAULT if name == "disparity" else notion_named(name))
@@ -218,6 +231,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     nearest: list[Offer] = []
     if offers and not met:
         gaps = [[each.point.seen_by(name).value("disparity") for each in offers] for name in demand.notions]
+        gaps += [] if demand.fair_at is None else [[_values(each.point, demand)[FAIR_AT] for each in offers]]
         compared = frontier.matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)
         values_NO = np.column_stack([compared, *gaps])
         # Undefined points are left out before: one that compares with none would be dominated by none.
@@ -464,7 +478,11 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
     asked = ", ".join(
         f"{_limit_name(name)} {'>=' if name in _LEAST else '<='} {limit:g}"
         for name, limit in answer.demand.limits.items()
+        if name != FAIR_AT
     )
+    if (rule := answer.demand.fair_at) is not None:
+        judged = f"fair: {NOTIONS[rule.notion].measure} <= {rule.limit:g} with the whole interval of every seed"
+        asked = ", ".join(filter(None, (asked, judged)))
     parts: list[Any] = [Text(f"frontier: {answer.table}\nasked: {asked}\n")]
     for panel, found in answer.panels.items():
         parts.append(Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"))
@@ -573,6 +591,8 @@ def _limit_name(name: str) -> str:
     """Return the printed name of a limit: for a notion of fairness the name of its measure, such as parity gap."""
     if name in _OBJECTIVE_OF:
         return name
+    if name == FAIR_AT:
+        return "whole interval of what is called fair"
     return NOTIONS[DEFAULT if name == "disparity" else notion_named(name)].measure
 
 

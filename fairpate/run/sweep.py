@@ -61,9 +61,12 @@ Values = dict[str, Any]
 # Error messages as the keys of a dict, so that each message occurs once, in the order in which it was found.
 Faults = dict[str, None]
 
-# The columns of every notion of fairness: its value and the ends of its interval.
+# The columns of every notion of fairness: its value, the ends of its interval, and the smallest limit at which the
+# records suffice to call it fair.
 _FAIRNESS = {
-    name if end == "value" else f"{name}_{end}": (name, end) for name in NOTIONS for end in ("value", "low", "high")
+    name if end == "value" else f"{name}_{end}": (name, end)
+    for name in NOTIONS
+    for end in ("value", "low", "high", "fair_from")
 }
 _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
 

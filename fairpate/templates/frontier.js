@@ -114,13 +114,8 @@
 
   // ---- the choice within limits: the first of the panel's ranked points that keeps both
   const digits = value => (Math.abs(100 * value - Math.round(100 * value)) < 1e-9 ? 2 : 3);
-  // What the user calls fair, of a point: its value of that notion, or nothing where it is undefined.
-  function judged(index) {
-    const rule = model.notions.find(each => each.name === model.fair.notion);
-    const [value, words] = rule ? rule.points[index] : [null];
-    if (value === null) return "";
-    return `Its ${escaped(rule.measure)}, ${escaped(words)}, is ${value <= model.fair.limit ? "within" : "above"} what you call fair (at most ${model.fair.limit}).`;
-  }
+  // Whether a point is fair by the user's rule, in words; the rule is that of a run's report.
+  const judged = index => escaped(model.judged[index]);
   const epsilonOf = words => (words.startsWith("∞") ? Infinity : parseFloat(words));
   const named = index => `<button type="button" class="name" data-point="${index}">${mark(model.series[model.points[index].series])} ${escaped(model.series[model.points[index].series].name)}</button>`;
 

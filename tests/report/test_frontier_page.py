@@ -9,12 +9,13 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from run_records import run_record
 
 from fairpate.fairness.rates import DEFAULT
 from fairpate.report.figures import frontier_figures, on_frontier, script_data
 from fairpate.report.frontier import Row, points_of
-from fairpate.report.frontier_page import FrontierReport, frontier_report
-from fairpate.types import REMARKS
+from fairpate.report.frontier_page import FrontierReport, frontier_report, judged_words
+from fairpate.types import REMARKS, FairRule
 
 VOID = {"meta", "link", "input", "br", "wbr"}
 
@@ -289,3 +290,48 @@ def test_the_same_charts_as_pictures(comparison):
     assert len(files) == 2 * 2
     for name, content in files.items():
         assert content.startswith(b"\x89PNG" if name.endswith("png") else b"%PDF"), name
+
+
+def judged(*intervals, gap=0.076, fair_from=0.01, **more):
+    """What the page says of a configuration whose seeds have these intervals of their demographic-parity gap."""
+    fairness = [{"value": gap, "low": low, "high": high, "fair_from": fair_from} for low, high in intervals]
+    runs = [
+        run_record(seed=seed, disparity=gap, fairness={DEFAULT: each}, **more) for seed, each in enumerate(fairness)
+    ]
+    (point,) = points_of(runs)
+    return judged_words(point, FairRule()).replace("\u00a0", " ")
+
+
+RULE = "by what you call fair (at most 0.1) with the whole 95 % interval"
+
+
+def test_the_page_judges_a_configuration_by_the_rule_of_a_report():
+    """The whole interval of every seed, enough records, and every group: a gap below the limit is not enough."""
+    gap = "Its demographic-parity gap, 0.076, is"
+    assert judged((0.05, 0.1)) == f"{gap} fair, {RULE}, 0.050 to 0.100."
+    assert judged((0.05, 0.101)) == f"{gap} perhaps fair, {RULE}, 0.050 to 0.101."
+    assert judged((0.05, 0.1), fair_from=0.11) == f"{gap} perhaps fair, {RULE}, 0.050 to 0.100."  # too few records
+    assert judged((0.05, 0.1), fair_from=None) == f"{gap} perhaps fair, {RULE}, 0.050 to 0.100."
+    assert judged((0.11, 0.3)) == f"{gap} not fair, {RULE}, 0.110 to 0.300."
+    assert judged((None, None)) == f"{gap} of unknown fairness, {RULE}."
+    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f"is fair, {RULE}.")
+    assert judged((0.05, 0.1), (0.05, 0.2)).endswith(f"is perhaps fair, {RULE}: fair in 1 of 2 seeds.")
+    assert judged((0.2, 0.3), (0.05, 0.09)).endswith(f"is perhaps fair, {RULE}: fair in 1 of 2 seeds.")
+    assert judged((0.05, 0.1), unmeasured_groups=("X",)).endswith(
+        f"is fair where it is measured, and not known for X, {RULE}, 0.050 to 0.100."
+    )
+    assert judged((0.05, 0.1), degenerate=("predicts 'no' for every record",)).endswith("it is degenerate.")
+
+
+def test_no_script_judges_fairness_again():
+    """The sentence on the page is the one that was computed with the rule of reports."""
+    fairness = {DEFAULT: {"value": 0.076, "low": 0.05, "high": 0.11, "fair_from": 0.01}}
+    record = run_record(disparity=0.076, fairness=fairness)
+    row = Row(
+        digest="a", method="pate", data="adult", seed=0, config={}, command="fairpate run", minutes=1.0, record=record
+    )
+    page = written([row])
+    (sentence,) = model_of(page)["judged"]
+    assert "is perhaps fair, by what you call fair" in sentence
+    assert ".fair.limit ?" not in page
+    assert "with its whole 95 % interval in every seed" in page

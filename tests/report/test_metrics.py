@@ -231,7 +231,12 @@ def test_every_notion_is_recorded_with_its_interval_and_null_where_it_is_undefin
     assert {name: found[name]["value"] for name in found} == pytest.approx(by_hand)
     assert all(each["low"] <= each["value"] <= each["high"] for each in found.values())
     nobody = evaluation(answered_N=[False] * 8)
-    assert nobody.fairness == {name: {"value": None, "low": None, "high": None} for name in by_hand}
+    assert nobody.fairness == {name: dict.fromkeys(("value", "low", "high", "fair_from")) for name in by_hand}
+    # The smallest cells by hand, and 3 / n; half of the records and more have to be answered.
+    smallest = {"demographic_parity": 3, "equalized_odds": 1, "false_negative_rate": 3, "false_positive_rate": 3}
+    assert {name: found[name]["fair_from"] for name in smallest} == {name: 3 / n for name, n in smallest.items()}
+    few = evaluation(answered_N=[True] * 3 + [False] * 5)
+    assert all(each["fair_from"] is None for each in few.fairness.values())
 
 
 def test_intervals_hold_the_value_of_a_clear_gap() -> None:

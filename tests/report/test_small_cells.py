@@ -177,7 +177,7 @@ def test_a_small_class_of_one_group_hides_the_class_counts_of_all() -> None:
         assert np.isnan(found.gaps[name].value)
         assert found.gaps[name].min_cell_size == 0
     assert found.to_json()["ermi_given_label"] is None
-    assert found.fairness["equalized_odds"] == {"value": None, "low": None, "high": None}
+    assert found.fairness["equalized_odds"] == dict.fromkeys(("value", "low", "high", "fair_from"))
     assert found.disparity == pytest.approx(0.5 - 9 / 200)
     assert (found.majority_class, found.majority_accuracy) == ("class 0", pytest.approx(296 / 400))
 

@@ -295,6 +295,83 @@ def test_a_group_without_an_answer_is_named_beside_those_among_whom_a_model_is_f
     assert "Too few answered test records of children." in said(found).figures[1].details
 
 
+def of_groups(**groups: tuple[int, float, float, float]) -> Evaluation:
+    """Groups of a size, with a share of positive labels, a true-positive and a false-positive rate."""
+    z, y, k = [], [], []
+    for code, (size, base, tpr, fpr) in enumerate(groups.values()):
+        labels, share = np.arange(size) < base * size, np.arange(size) % 100 / 100
+        z += [code] * size
+        y += labels.astype(int).tolist()
+        k += np.where(labels, share < tpr, share < fpr).astype(int).tolist()
+    return evaluate(
+        k,
+        labels_N=y,
+        groups_N=z,
+        class_names=["no", "yes"],
+        group_names=list(groups),
+        generator=np.random.default_rng(0),
+        num_replicates=200,
+    )
+
+
+ODDS, OPPORTUNITY = fair_rule("equalized_odds=0.1"), fair_rule("equal_opportunity=0.1")
+
+
+@pytest.mark.parametrize(
+    ("groups", "rule", "words"),
+    [
+        ({"F": (1000, 0.5, 0.5, 0), "M": (1000, 0, 0, 0)}, ODDS, "fairness undefined (not known for M)"),
+        ({"F": (1000, 0.5, 0.5, 0), "M": (1000, 0, 0, 0)}, OPPORTUNITY, "fairness undefined (not known for M)"),
+        ({"F": (1000, 0.5, 0.9, 0.5), "M": (1000, 1, 0.9, 0)}, ODDS, "fairness undefined (not known for M)"),
+        ({"F": (1000, 0.5, 0.9, 0.5), "M": (1000, 1, 0.9, 0)}, OPPORTUNITY, "fair"),
+        # One comparison that is known to be unequal suffices.
+        ({"F": (1000, 0.5, 0.5, 0.5), "M": (1000, 0, 0, 0)}, ODDS, "not fair"),
+        *(
+            ({"F": same, "M": same, "X": (1000, 0, 0, 0.1)}, rule, "fair among F and M; not known for X")
+            for same in [(1000, 0.5, 0.5, 0.1)]
+            for rule in (ODDS, OPPORTUNITY)
+        ),
+        ({"F": (1000, 0.5, 0.5, 0.1), "M": (1000, 0.5, 0.5, 0.1), "X": (1000, 0, 0, 0.1)}, FairRule(), "not fair"),
+        # No group has the class at all.
+        ({"F": (1000, 0, 0, 0.5), "M": (1000, 0, 0, 0.5)}, ODDS, "fairness undefined"),
+    ],
+)
+def test_a_group_that_lacks_a_true_class_is_not_among_those_that_are_called_fair(
+    groups: dict[str, tuple[int, float, float, float]], rule: FairRule, words: str
+) -> None:
+    found = said(replace(of_groups(**groups), fair_at=rule, degenerate=()))
+    assert found.fairness_words == words
+    figure = found.figures[1]
+    if words == "fair":
+        assert found.line.startswith("Private and fair,")
+    else:
+        assert "and fair" not in found.line
+        assert figure.mood != "good"
+    if "undefined" in words:
+        assert (figure.value, figure.word) == ("undefined", "Undefined")
+    if "not known" in words and rule == ODDS:
+        name = "X" if "X" in groups else "M"
+        assert any(f"is undefined for {name}" in line for line in figure.details)
+        assert f"or more, undefined for {name}" in dict(found.rows)["other gaps"]
+
+
+def test_an_error_rate_of_a_class_that_is_never_predicted_is_not_called_fair() -> None:
+    """Of three classes two are predicted, and always rightly: the false-discovery rate of the third is 0 / 0."""
+    truth = [0] * 300 + [1] * 300 + [2] * 3
+    found = evaluate(
+        [0] * 300 + [1] * 300 + [0] * 3,
+        labels_N=truth,
+        groups_N=[0, 1] * 301 + [0],
+        class_names=["a", "b", "c"],
+        group_names=["women", "men"],
+        generator=np.random.default_rng(0),
+        num_replicates=50,
+    )
+    assert found.gaps["false_discovery_rate"].left_out == ("c",)
+    assert said(replace(found, fair_at=fair_rule("false_discovery_rate=0.3"))).fairness_words == "fairness undefined"
+    assert found.fairness["false_discovery_rate"] == dict.fromkeys(("value", "low", "high", "fair_from"))
+
+
 def test_whom_a_constant_would_serve_better_stands_beside_the_accuracy() -> None:
     """Men: 450 of 500 are no, of whom 100 are lost; women are told apart."""
     confusion_GYC = np.array([[[200, 50], [50, 200]], [[350, 100], [10, 40]]])

@@ -635,15 +635,32 @@ def test_without_noise_estimates_are_the_metrics_of_the_counts() -> None:
 
 def test_an_impact_ratio_of_nobody_is_undefined_and_not_one() -> None:
     """The noise of a count of 0 may be below 0 for every group: 0 / 0, and no gap of 0."""
+    names: dict[str, Any] = {"group_names": ("a", "b"), "class_names": ("no", "yes")}
     nobody_GYC = np.array([[[400.0, -2.0], [300.0, -1.0]], [[200.0, -3.0], [100.0, -1.0]]])
     assert np.isnan(impact_ratios(nobody_GYC, 3.73, 1).value_EG).all()
-    gap = private_metrics.gap_of(rates.impact_shortfall, nobody_GYC, 3.73, str)
+    gap = private_metrics.gap_of(rates.impact_shortfall, nobody_GYC, 3.73, **names)
     assert math.isnan(gap.value)
     assert math.isnan(gap.high)
     # Of three classes, one that occurs: ratios of the others are left out.
     some_GYC = np.array([[[400.0, 100.0, -1.0]] * 3, [[300.0, 60.0, -1.0]] * 3])
-    found = private_metrics.gap_of(rates.impact_shortfall, some_GYC, 1e-9, str)
+    found = private_metrics.gap_of(rates.impact_shortfall, some_GYC, 1e-9, group_names="ab", class_names="klm")
     assert found.value == pytest.approx(1 - (60 / 359) / (100 / 499))
+    assert found.left_out == ("a", "b")
+
+
+def test_a_true_class_that_a_group_hardly_has_is_not_covered_by_its_gap() -> None:
+    """The noise has a standard deviation of 3.73: two records of b with the second class do not stand out of it."""
+    names: dict[str, Any] = {"group_names": ("a", "b", "c"), "class_names": ("no", "yes")}
+    counts_GYC = np.array([[[400.0, 50], [60, 300]], [[900, 100], [1, 1]], [[400, 50], [60, 300]]])
+    for name, left_out in (("eo_lowy", ("b",)), ("equal_opportunity", ("b",)), ("dp_one_vs_rest", ())):
+        found = private_metrics.gap_of(GAPS[name], counts_GYC, 3.73, **names)
+        assert found.left_out == left_out, name
+        assert not math.isnan(found.value)
+    # A class that nobody has: its error rate is undefined, that of the other is known.
+    of_three = np.zeros((2, 3, 3))
+    of_three[:, :2, :2] = [[400, 50], [60, 300]]
+    found = private_metrics.gap_of(GAPS["false_negative_rate"], of_three, 3.73, group_names="ab", class_names="klm")
+    assert found.left_out == ("m",)
 
 
 def test_what_does_not_stand_out_of_the_noise_is_undefined_and_never_zero() -> None:

@@ -32,7 +32,7 @@ from fairpate.run.sweep import cells_of, open_sweep_folder, write_rows
 from fairpate.terminal import Reporter
 
 GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
-GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where"}
+GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where", "left_out"}
 EVALUATION = {
     *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
     *("rates_GC", "confusion_GYC", "majority_class", "majority_accuracy", "degenerate"),
@@ -76,7 +76,7 @@ STATEMENT = {
     *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted"})),
     "part_events",
 }
-ENDS = ("value", "low", "high")
+ENDS = ("value", "low", "high", "fair_from")
 RECORD = {
     *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
     *("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate", "answered", "answered_by_group"),

@@ -48,7 +48,7 @@ def failed() -> Row:
 
 
 def test_what_is_written_is_read_back_field_for_field(tmp_path: Path) -> None:
-    odds = {"equalized_odds": {"value": 0.2, "low": 0.1, "high": 0.4}}
+    odds = {"equalized_odds": {"value": 0.2, "low": 0.1, "high": 0.4, "fair_from": 0.05}}
     named = measured(majority_accuracy=0.76, degenerate=("predicts 'no' for every record",), fairness=odds)
     named = replace(named, record=replace(named.record, underserved_groups=("men",), unmeasured_groups=("children",)))
     asked = measured(answered=7, answered_by_group=(4, 3))
@@ -66,7 +66,7 @@ def test_the_columns_are_the_fields_of_a_record_and_those_of_the_cell(tmp_path: 
     write_rows([measured(), failed()], tmp_path / "rows.parquet")
     table = pq.read_table(tmp_path / "rows.parquet")
     cell = {"digest", "status", "error", "command", "minutes", "has_guarantee"}
-    fairness = {f"{name}{end}" for name in NOTIONS for end in ("", "_low", "_high")}
+    fairness = {f"{name}{end}" for name in NOTIONS for end in ("", "_low", "_high", "_fair_from")}
     assert set(table.column_names) == set(RunRecord.__dataclass_fields__) - {"fairness"} | cell | fairness
     assert table["disparity"].to_pylist() == [None, None]
     assert table["config"].to_pylist()[0] == '{"target": {"epsilon": 3.0}}'

@@ -171,6 +171,34 @@ def odds(value):
     return {"equalized_odds": {"value": value, "low": value, "high": value}}
 
 
+def test_fair_at_demands_the_whole_interval_of_every_seed_as_a_report_does(specify, tmp_path):
+    def fairness(low, high, fair_from=0.01):
+        return {"equalized_odds": {"value": 0.05, "low": low, "high": high, "fair_from": fair_from}}
+
+    rows = [
+        row("fairpate", "adult", 0, accuracy=0.80, fairness=fairness(0.01, 0.09)),
+        row("fairpate", "adult", 1, accuracy=0.80, fairness=fairness(0.01, 0.1)),
+        row("dp_sgd", "adult", 0, accuracy=0.85, fairness=fairness(0.01, 0.09)),
+        row("dp_sgd", "adult", 1, accuracy=0.85, fairness=fairness(0.01, 0.11)),
+        row("pf_ld", "adult", 0, accuracy=0.84, fairness=fairness(0.01, 0.09, fair_from=0.2)),  # too few records
+        row("pate", "adult", 0, accuracy=0.86, fairness=odds(0.05)),  # of an earlier version
+    ]
+    write_rows(rows, tmp_path / "rows.parquet")
+    table = ("--frontier", tmp_path / "rows.parquet")
+    code, output, _ = specify("--fair-at", "equalized_odds=0.1", *table, "--json")
+    assert code == 0
+    (answer,) = json.loads(output)["answers"]
+    assert [(met["method"], met["seeds_met"]) for met in answer["met"]] == [("fairpate", 2)]
+    assert answer["num_undefined"] == 1
+    # A limit on the gap itself is met by all of them.
+    _, output, _ = specify("--fairness", "equalized_odds=0.1", *table, "--json")
+    assert len(json.loads(output)["answers"][0]["met"]) == 4
+    _, output, _ = specify("--fair-at", "equalized_odds=0.05", *table)
+    words = " ".join(output.split())
+    assert "fair: equalized-odds gap <= 0.05 with the whole interval of every seed" in words
+    assert "the first misses whole interval of what is called fair by 100.0 %" in words
+
+
 def test_a_demand_names_any_notion(specify, tmp_path):
     """Of three configurations one keeps both; the fourth is of an earlier version, which recorded parity alone."""
     rows = [
