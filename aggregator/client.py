@@ -33,7 +33,7 @@ from rich.table import Table
 from aggregator.service.api import MAX_QUERIES_PER_REQUEST, Budget, Estimate, LedgerPage, Replies, Reply, Statement
 from fairpate.config import nearest
 from fairpate.files import check_output, write_atomically
-from fairpate.pages import delta_text
+from fairpate.pages import delta_text, epsilon_text
 from fairpate.terminal import Output, Reporter, is_for_program, say, show, terminal
 from fairpate.types import UsageError, UserError
 
@@ -376,7 +376,7 @@ CLOSED = (
 
 
 def _budget_line(name: str, budget: Budget) -> str:
-    spent = "unbounded" if budget.epsilon_submitted is None else f"{budget.epsilon_submitted:.3f}"
+    spent = "unbounded" if budget.epsilon_submitted is None else epsilon_text(budget.epsilon_submitted, digits=3)
     limit = "no limit" if budget.epsilon_limit is None else f"limit {budget.epsilon_limit:g}"
     queries = "" if budget.max_queries is None else f" of {budget.max_queries}"
     closed = f"; {CLOSED}" if budget.closed else ""

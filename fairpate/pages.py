@@ -134,7 +134,13 @@ def most_often_right(epsilon: float, delta: float) -> str:
     """Return, as text in per cent, the largest share of right guesses that an (epsilon, delta) guarantee allows an
     attacker. The attacker guesses which of two equally likely neighbouring data sets was used. The text is rounded up,
     with more digits near 100 %."""
-    wrong = 100 * Decimal(least_wrong(epsilon, delta))
+    return right_at_most(least_wrong(epsilon, delta))
+
+
+def right_at_most(wrong_share: float) -> str:
+    """Return, as text in per cent, the share of right guesses of an attacker who is wrong at least in the share
+    ``wrong_share`` of all cases. The text is rounded up, with more digits near 100 %."""
+    wrong = 100 * Decimal(wrong_share)
     if wrong < 100 * _NEVER:
         return "practically 100\u00a0%"
     # The wrong share is rounded down, so that the right share is rounded up and stays a bound.
@@ -143,10 +149,11 @@ def most_often_right(epsilon: float, delta: float) -> str:
 
 
 def delta_text(value: float) -> str:
-    """Return a delta as text in powers of ten, for pages, remarks and the terminal."""
+    """Return a delta as text in powers of ten, for pages, remarks and the terminal; with six digits, rounded up, if one
+    does not suffice."""
     rounded = f"{value:.0e}"
     if value == 0 or float(rounded) != value:
-        return f"{value:g}"
+        return at_most(value, digits=6)
     mantissa, _, exponent = rounded.partition("e")
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{raised}" if mantissa == "1" else f"{mantissa}·10{raised}"
@@ -294,15 +301,36 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
-def epsilon_text(value: float) -> str:
-    """Return an epsilon with two decimals, rounded up: a printed epsilon is never below the true one.
+def epsilon_text(value: float, *, digits: int = 2) -> str:
+    """Return an epsilon with two decimals, or ``digits``, rounded up: a printed epsilon is never below the true one.
 
     ``value`` is rounded as the decimal number that it prints as, so that 0.07 stays 0.07.
     """
     if not math.isfinite(value):
         return decimal(value)
     # `quantize` fails where its result has more digits than the context's precision.
-    return str(Decimal(repr(float(value))).quantize(Decimal("0.01"), rounding=ROUND_CEILING, context=_ALL_DIGITS))
+    return str(
+        Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING, context=_ALL_DIGITS)
+    )
+
+
+def at_most(value: float, *, digits: int = 4) -> str:
+    """Return an upper bound as text with ``digits`` significant digits, rounded up: the text is never below the bound.
+
+    ``value`` is rounded as the decimal number that it prints as.
+    """
+    if not math.isfinite(value):
+        return f"{value:g}"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
+    return f"{float(rounded):.{digits}g}"
+
+
+def percent_at_most(share: float) -> str:
+    """Return an upper bound on a share in per cent with one decimal, rounded up. Exact 0 % and 100 % have no
+    decimals."""
+    if not 0 < share < 1:
+        return percent(share)
+    return f"{(100 * Decimal(repr(float(share)))).quantize(Decimal('0.1'), rounding=ROUND_CEILING)}\u00a0%"
 
 
 def made_words(made_on: str | None, version: str) -> str:

@@ -9,7 +9,17 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from fairpate.pages import least_wrong, meaning, most_often_right, strength
+from fairpate.pages import (
+    at_most,
+    delta_text,
+    epsilon_text,
+    least_wrong,
+    meaning,
+    most_often_right,
+    percent_at_most,
+    right_at_most,
+    strength,
+)
 
 EPSILONS = (0.0, 0.1, 1.0, 2.5, 5.0, 12.0)
 DELTAS = (0.0, 1e-5, 0.05, 0.3)
@@ -104,3 +114,28 @@ def test_a_weak_and_a_missing_bound_are_said() -> None:
     assert weak.endswith("is right at most 99.5\u00a0% of the time; a coin would be 50\u00a0%. This is a weak bound.")
     none = meaning(math.inf, 1e-5, unit="record", relation="add or remove one", seen="the model")
     assert none == "No ε is finite: there is no bound on what can be learned about one record."
+
+
+def test_no_printed_bound_is_below_the_bound() -> None:
+    """An upper bound that is rounded to the nearest would be below it half of the time."""
+    generator = np.random.default_rng(1)
+    for value in (10 ** generator.uniform(-9, 3, 300)).tolist():
+        exact = Decimal(repr(value))
+        assert exact <= Decimal(at_most(value)) <= exact * Decimal("1.0012")
+        assert exact <= Decimal(at_most(value, digits=3)) <= exact * Decimal("1.012")
+        assert exact <= Decimal(epsilon_text(value, digits=4)) <= exact + Decimal("0.0001")
+    for share in generator.random(300).tolist():
+        printed = Decimal(percent_at_most(share).removesuffix("\u00a0%"))
+        assert 100 * Decimal(repr(share)) <= printed <= 100 * Decimal(repr(share)) + Decimal("0.1")
+        assert 100 * Decimal(1 - share) <= Decimal(right_at_most(share).removesuffix("\u00a0%")) + Decimal("1e-9")
+    for delta in (10 ** generator.uniform(-9, -1, 300)).tolist():
+        assert Decimal(repr(delta)) <= Decimal(delta_text(delta)) <= Decimal(repr(delta)) * Decimal("1.00001")
+    # A number that its digits hold is not moved.
+    assert (at_most(0.07), at_most(3.0), at_most(math.inf)) == ("0.07", "3", "inf")
+    assert (percent_at_most(0.1), percent_at_most(0.0), percent_at_most(1.0)) == (
+        "10.0\u00a0%",
+        "0\u00a0%",
+        "100\u00a0%",
+    )
+    assert epsilon_text(2.0, digits=4) == "2.0000"
+    assert delta_text(2.5e-5) == "2.5e-05"

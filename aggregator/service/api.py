@@ -43,7 +43,7 @@ from aggregator.service.writer import Batcher, Snapshot
 from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
 from fairpate.http_server import Body, FaultError, Faults, Health, KnownCaller, fault, faults_response, json_response
-from fairpate.pages import delta_text, meaning
+from fairpate.pages import at_most, delta_text, meaning
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import strict, worded
 
@@ -458,7 +458,7 @@ def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Known
             guarantee = (
                 f"Nothing is bounded: the noise is seeded. With fresh noise: {guarantee[0].lower()}{guarantee[1:]}"
             )
-        limit = f"ε = {epsilon:.4g}, δ = {delta_text(terms.budget.delta)}, {terms.relation}"
+        limit = f"ε = {at_most(epsilon)}, δ = {delta_text(terms.budget.delta)}, {terms.relation}"
         guarantee += f" That is the limit of this budget ({limit}). Other releases on the same records add to it."
     rule = terms.gate
     gate = (

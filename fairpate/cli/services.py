@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from fairpate.cli import base
 from fairpate.config import ConfigError, Override, nearest
 from fairpate.files import check_output, write_atomically
-from fairpate.pages import counted, delta_text
+from fairpate.pages import at_most, counted, delta_text
 from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
 from fairpate.types import REMARKS, UNITS, Later, UsageError, strict
 
@@ -316,8 +316,8 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
     # The limit is set all the same: it refuses further releases.
     if spent > epsilon:
         say(
-            f"{data}, unit {unit}: earlier releases count as {spent:.4g} where later ones may depend on them, which is "
-            f"above {epsilon:g}: every new release is refused"
+            f"{data}, unit {unit}: earlier releases count as {at_most(spent)} where later ones may depend on them, "
+            f"which is above {epsilon:g}: every new release is refused"
         )
     includes = {"record": "; includes releases by person", "sensitive attribute": "; includes releases of all units"}
     return Output(

@@ -22,6 +22,7 @@ from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome, gated, register
 from aggregator.session import AggregatorSession, Query
 from fairpate.fairness.gate import DemographicParityGate
+from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import NoisyArgmaxes
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, discrete_gaussians
 from fairpate.types import Budget, GateRule, IntArray
@@ -91,7 +92,8 @@ def main() -> None:
         replies = session.ask(queries, votes_on)
         status = session.budget_status()
     print(dict(Counter(reply.verdict if isinstance(reply, Outcome) else "over budget" for reply in replies)))
-    print(f"epsilon {status.epsilon_submitted:.3f} of {TERMS.budget.epsilon} at delta {TERMS.budget.delta:g}")
+    spent = epsilon_text(status.epsilon_submitted, digits=3)
+    print(f"epsilon {spent} of {TERMS.budget.epsilon} at delta {TERMS.budget.delta:g}")
 
 
 if __name__ == "__main__":

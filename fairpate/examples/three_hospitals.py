@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fairpate.pages import epsilon_text
+
 DECLARATION = """\
 name: visits
 task: readmitted within 30 days
@@ -110,8 +112,8 @@ def main() -> None:
     result(start(hospitals[0], "run", *alone))
 
     accuracy = json.loads((hospitals[0] / "alone/public/metrics.json").read_text(encoding="utf-8"))["accuracy"]
-    stated = published(coordinator, "statement.json", "epsilon")
-    print(f"{given.sites} hospitals: {published(coordinator, 'metrics.json', 'accuracy'):.1%} at epsilon {stated:.3f}")
+    stated = epsilon_text(published(coordinator, "statement.json", "epsilon"), digits=3)
+    print(f"{given.sites} hospitals: {published(coordinator, 'metrics.json', 'accuracy'):.1%} at epsilon {stated}")
     print(f"the first alone: {accuracy:.1%} at the same epsilon")
 
 

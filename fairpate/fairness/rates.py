@@ -321,7 +321,7 @@ class Metric:
     ) -> tuple[int, ...]:
         lacks_EG = events.sizes_EG == 0
         if self.compare is level:
-            labels = (events.cells[event].label for event in np.flatnonzero(lacks_EG.all(axis=1)))
+            labels = (events.cells[event].label for event in np.flatnonzero(lacks_EG.all(axis=1)).tolist())
             return tuple(label for label in labels if label is not None)
         # Records suffice for a rate, and not for a ratio of rates that are all 0.
         is_undefined_E = np.isnan(differences).reshape(len(differences), -1).all(axis=1)

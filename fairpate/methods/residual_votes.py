@@ -449,11 +449,9 @@ class ResidualVotes(RulesOfRecords):
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
         model = "the linear rule itself" if trained.architecture else f"a student, which learned from {pool}"
-        # On pages this is an item of what is not guaranteed.
-        chosen = (
-            "That this variant of the method is the best one. It was chosen from public facts and released sums alone:"
-        )
-        remark = f"{chosen} second moments are {moments}, and the model is {model}."
+        # Read alone, as in a printed statement, and on pages as an item of what is not guaranteed.
+        chosen = "Another variant of the method may be better: this one was chosen from public facts and released sums."
+        remark = f"{chosen} Its second moments are {moments}, and the model is {model}."
         return replace(trained, remarks=(remark,))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -207,9 +207,15 @@ def described_events(
 
 def described_event(event: Mapping[str, Any]) -> str:
     """Return a line of words for one privacy event in a privacy statement."""
-    # Four digits would show a large count in scientific notation.
+
+    def shown(name: str, value: float) -> str:
+        if name in ("epsilon", "delta"):  # a bound
+            return pages.at_most(value)
+        # Four digits would show a large count in scientific notation.
+        return f"{value:,.0f}" if 1e4 <= abs(value) < math.inf else f"{value:.4g}"
+
     numbers = ", ".join(
-        f"{name.replace('_', ' ')} {f'{value:,.0f}' if 1e4 <= abs(value) < math.inf else f'{value:.4g}'}"
+        f"{name.replace('_', ' ')} {shown(name, value)}"
         for name, value in event.items()
         if isinstance(value, int | float) and name != "count"
     )
@@ -245,8 +251,11 @@ class MeasuredClaims:
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
-    no_baseline: ClassVar[str] = ""
-    """The reason for which a page shows no baseline without privacy, as a sentence."""
+
+    @property
+    def no_baseline(self) -> str:
+        """The reason for which a page shows no baseline without privacy, as a sentence; empty if nobody expects one."""
+        return ""
 
     @property
     def fairness(self) -> Fairness:
@@ -441,13 +450,23 @@ class MeasuredClaims:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatement(MeasuredClaims):
-    """All claims about the model of a run: its privacy guarantee, and its measurements on test records."""
+    """All claims about the model of a run: its privacy guarantee, and its measurements on test records.
+
+    ``for_operator``: for the operator's own page, which shows a baseline without privacy if the run measured one. A
+    published page shows none, whether there is one or not.
+    """
 
     guarantee: Guarantee
-    no_baseline: ClassVar[str] = (
-        "No model without privacy is known to compare with: the operator may train one (method sgd) on the same data, "
-        "and keeps its accuracy, which depends on every private record."
-    )
+    for_operator: bool = False
+
+    @property
+    def no_baseline(self) -> str:
+        if self.for_operator:
+            return "The run measured no model without privacy to compare with: method sgd trains one on the same data."
+        return (
+            "The accuracy of a model without privacy is not published: it depends on every private record, and stays "
+            "with the operator, who may compare."
+        )
 
     @property
     def line(self) -> str:

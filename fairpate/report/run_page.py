@@ -193,9 +193,11 @@ def public_report(report: PublicReport) -> str:
     )
 
 
-def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
+def _opening(
+    report: PublicReport, without_privacy: WithoutPrivacy | None = None, *, for_operator: bool = False
+) -> dict[str, Any]:
     """Return the values for the template ``run.html``, the first part of both the public and the private report. Only
-    the private report shows ``without_privacy``, a baseline that must not be published."""
+    the private report, which is ``for_operator``, shows ``without_privacy``, a baseline that must not be published."""
     voting, trained = report.voting, report.num_training_labels
     # The noise on votes is exact, that of training is in floating point.
     exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
@@ -216,7 +218,10 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
         "noise": f"{exact}{report.guarantee.words['noise']}",
         "training_labels": labels,
         "statement": RunStatement(
-            guarantee=report.guarantee, measured=report.headline, without_privacy=without_privacy
+            guarantee=report.guarantee,
+            measured=report.headline,
+            without_privacy=without_privacy,
+            for_operator=for_operator,
         ),
     }
 
@@ -296,7 +301,7 @@ def private_report(report: PrivateReport) -> str:
         )
     return render(
         "operator.html",
-        **_opening(public, report.without_privacy),
+        **_opening(public, report.without_privacy, for_operator=True),
         ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
         compared=words,
         curve=curves(

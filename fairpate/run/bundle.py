@@ -39,7 +39,18 @@ import yaml
 from fairpate.config import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import PathIn, check_output, write_atomically
-from fairpate.pages import decimal, delta_text, epsilon_text, least_wrong, most_detected, percent
+from fairpate.pages import (
+    at_most,
+    decimal,
+    delta_text,
+    epsilon_text,
+    least_wrong,
+    most_detected,
+    most_often_right,
+    percent,
+    percent_at_most,
+    right_at_most,
+)
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
@@ -239,7 +250,7 @@ class Verdict:
             return f"refused: {len(self.differs)} {'thing differs' if len(self.differs) == 1 else 'things differ'}"
         compared = "<=" if self.recomputed <= self.stated else f"within {TOLERANCE:.1%} of"
         return (
-            f"holds: recomputed epsilon {self.recomputed:.4f} {compared} stated {self.stated:.4f} at delta "
+            f"holds: recomputed epsilon {_epsilon(self.recomputed)} {compared} stated {_epsilon(self.stated)} at delta "
             f"{delta_text(self.delta)}, unit: {self.unit}, relation: {self.relation}"
         )
 
@@ -382,7 +393,7 @@ class _Check:
         stated = math.inf if statement.epsilon is None else statement.epsilon
         self.require(math.isfinite(stated), "statement.json: epsilon is infinite: nothing is guaranteed")
         # One-sided: a claim may exceed the cost of its events, as a bound does that was fixed beforehand.
-        words = f"recomputed {recomputed:.4f} > stated {stated:.4f} at delta {delta_text(statement.delta)}"
+        words = f"recomputed {_epsilon(recomputed)} > stated {_epsilon(stated)} at delta {delta_text(statement.delta)}"
         self.require(recomputed <= stated * (1 + TOLERANCE), f"epsilon: {words}")
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
@@ -393,7 +404,7 @@ class _Check:
         if statement.earlier_releases:
             for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
                 together = getattr(statement, name)
-                total = "infinite" if together is None else f"{together:.4g}"
+                total = "infinite" if together is None else at_most(together)
                 self.not_checked.append(f"{name}, {total}: the events of earlier releases are not here")
         if queries is None:
             return None
@@ -554,6 +565,11 @@ def alike(one: Any, other: Any, rel_tol: float = 1e-9) -> bool:
     return bool(one == other)
 
 
+def _epsilon(value: float) -> str:
+    """Return an epsilon with four decimals, rounded up."""
+    return epsilon_text(value, digits=4)
+
+
 def _json(bundle: RunDirectory, name: str) -> Any:
     # Bundles come from others: nothing is read that could fill the memory.
     path = bundle.public / name
@@ -689,12 +705,15 @@ def _other_content(epsilon: float, delta: float, relation: str) -> float:
 _ADDED: Relation = "add or remove one"
 _WORDS = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - the words of YAML and Markdown, not HTML
 _WORDS.filters |= {"percent": percent, "decimal": decimal, "epsilon": epsilon_text, "delta": delta_text}
+# For bounds, which are rounded up.
+_WORDS.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "right_at_most": right_at_most}
 _WORDS.globals.update(
     added=_ADDED,
     continuous=_continuous,
     described=lambda events, parts: "; ".join(described_events(events, parts or {})),
     least_wrong=least_wrong,
     most_detected=most_detected,
+    most_often_right=most_often_right,
     other_content=_other_content,
 )
 _template = cache(_WORDS.from_string)

@@ -650,12 +650,13 @@ def gap_of(
         return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
     shares = _Shares.of_counts(found, cells, stddev, z=_deviations())
     # Comparisons that are undefined although the group itself stands out: of a true class that it hardly has.
-    lacks_EG = np.isnan(shares.value_EG)
+    lacks_EG: npt.NDArray[np.bool_] = np.isnan(shares.value_EG)
     if metric.compare is rates.level:
-        lacking = [cell.label for cell, lacks in zip(found.cells, lacks_EG.all(axis=1), strict=True) if lacks]
+        labels = (found.cells[event].label for event in np.flatnonzero(lacks_EG.all(axis=1)).tolist())
+        lacking = [label for label in labels if label is not None]
     else:
-        is_undefined_E = np.isnan(value).reshape(len(value), -1).all(axis=1)
-        lacks_EG |= (is_undefined_E & ~lacks_EG.any(axis=1))[:, None]
+        is_undefined_E = np.asarray(np.isnan(value).reshape(len(value), -1).all(axis=1))
+        lacks_EG |= np.asarray(is_undefined_E & ~lacks_EG.any(axis=1))[:, None]
         stands_out_G = ~np.isnan(_Shares.of(rates.predicted, table_GYC, stddev, z=_deviations()).value_EG[0])
         lacking = np.flatnonzero(lacks_EG.any(axis=0) & stands_out_G).tolist()
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]

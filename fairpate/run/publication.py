@@ -62,7 +62,10 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
     return RunStatement(
-        guarantee=Guarantee.of(read_statement(run)), measured=read_evaluation(run), without_privacy=baseline
+        guarantee=Guarantee.of(read_statement(run)),
+        measured=read_evaluation(run),
+        without_privacy=baseline,
+        for_operator=for_operator,
     )
 
 

@@ -45,7 +45,7 @@ from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
 from fairpate.files import PathIn, arrays_digest, give_to_owner, make_folder, write_atomically
-from fairpate.pages import counted, delta_text, epsilon_text
+from fairpate.pages import at_most, counted, delta_text, epsilon_text
 from fairpate.privacy import accountant, mechanism_events
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -585,8 +585,8 @@ def _fits(
         if is_alone:
             total = composed_epsilon([each], delta=delta)
         raise LimitReachedError(
-            f"{place}: {counted(len(same), 'release')} cost epsilon {spent:.4g} at delta {delta_text(delta)} if "
-            f"later ones depend on earlier ones; with this release it would be {total:.4g}, and the limit is "
+            f"{place}: {counted(len(same), 'release')} cost epsilon {at_most(spent)} at delta {delta_text(delta)} if "
+            f"later ones depend on earlier ones; with this release it would be {at_most(total)}, and the limit is "
             f"{limit:g}: add noise, release less, or raise the limit with `fairpate ledger limit`."
         )
     return fits

@@ -57,7 +57,7 @@ from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
-from fairpate.pages import counted, delta_text, epsilon_text, percent, question
+from fairpate.pages import at_most, counted, delta_text, epsilon_text, percent, question
 from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
@@ -308,11 +308,11 @@ def describe(
     elif cost is None:
         sentence = f"{run.method} on {data} would give no privacy guarantee."
     else:
+        factor = at_most(math.exp(min(cost.epsilon, 700)), digits=3)
         sentence = (
             f"{run.method} on {data} would spend epsilon {epsilon_text(cost.epsilon)} at delta "
             f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): its model improves the odds of a guess "
-            f"{question(cost.unit, cost.relation)} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most, but "
-            "for delta."
+            f"{question(cost.unit, cost.relation)} by a factor of {factor} at most, but for delta."
         )
     headings = ["epsilon", "votes a label", "noise", "lead needed", "labels"]
     # Accuracy is forecast from published runs alone: how often a label survives its noise says little about how often

@@ -104,14 +104,20 @@ const pulse = (text) => say("pulse", text);
 const count = (number) => number.toLocaleString("en");
 const counted = (number, one, many) => `${count(number)} ${number === 1 ? one : many}`;
 const queries = (number) => counted(number, "query", "queries");
-const decimal = (number) => (number === null ? "∞" : Number(number.toPrecision(3)).toString());
+// Rounded up: what is spent, and a delta, are bounds.
+const upTo = (number, digits) => {
+  const rounded = Number(number.toPrecision(digits));
+  if (rounded >= number) return rounded;
+  return Number((rounded + 10 ** (Math.floor(Math.log10(number)) - digits + 1)).toPrecision(digits));
+};
+const decimal = (number) => (number === null ? "∞" : upTo(number, 3).toString());
 const RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 // As commands and reports write it: one digit with a power of ten, or else six digits.
 const delta = (number) => {
   const [head, power] = number.toExponential().split("e");
   const raised = `10${power.replace("-", "⁻").replace("+", "").replace(/\d/g, (digit) => RAISED[digit])}`;
   if (head.length === 1) return head === "1" ? raised : `${head}·${raised}`;
-  const rounded = Number(number.toPrecision(6));
+  const rounded = upTo(number, 6);
   const [digits, exponent] = rounded.toExponential().split("e-");
   return exponent > 4 ? `${digits}e-${exponent.padStart(2, "0")}` : String(rounded);
 };
@@ -432,7 +438,7 @@ function showCosts({ words, bins, dearest, order }) {
   say("costs-words", words);
   if (!bins.length) return [byId("costs"), byId("dearest")].forEach((place) => place.replaceChildren());
   const step = 100 / bins.length, most = Math.max(...bins);
-  const said = `Queries by cost, from 0 to 100 % of the worst case (Rényi, order ${decimal(order)}); the highest bar is ${count(most)}.`;
+  const said = `Queries by cost, from 0 to 100 % of the worst case (Rényi, order ${Number(order.toPrecision(3))}); the highest bar is ${count(most)}.`;
   byId("costs").replaceChildren(bars(said, bins, (i) => `${Math.round(i * step)} to ${Math.round((i + 1) * step)} %`));
   const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
   const head = ["query", about.attribute, "outcome", "votes", "of its worst case", "of the cost", "caller", "when"];

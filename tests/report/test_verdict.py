@@ -120,8 +120,12 @@ def test_without_a_baseline_the_most_common_class_stands_in() -> None:
     assert found.line == "Private and fair, at 40.0 points of accuracy above the most common class."
     accuracy = found.figures[2]
     assert f"Always “no”, the most common class: 50.0{NB}%." in accuracy.details
-    assert accuracy.details[-1].startswith("No model without privacy is known to compare with")
-    assert "keeps its accuracy" in accuracy.details[-1]
+    # A published page says neither that there is one nor that there is none; the operator's own page knows.
+    assert accuracy.details[-1].startswith("The accuracy of a model without privacy is not published")
+    assert "stays with the operator" in accuracy.details[-1]
+    operators = replace(found, for_operator=True).figures[2]
+    assert operators.details[-1].startswith("The run measured no model without privacy to compare with: method sgd")
+    assert "800 private records" in replace(found, for_operator=True, without_privacy=BETTER).figures[2].details[-1]
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_membership_is_not_bounded_where_a_unit_is_replaced(run: RunDirectory) -
     # Between two contents a record is removed and another one added: twice the epsilon.
     content = "attribute inference: most often right between two contents of a unit"
     assert added[content].value == "88.1 %".replace(" ", added[content].value[4])
-    assert replaced[content].value.startswith("73.1")
+    assert replaced[content].value.startswith("73.2")  # 1 / (1 + e^-1) = .73106, a bound: rounded up
 
 
 def test_the_trade_off_is_reached_by_randomised_response_and_never_exceeded() -> None:
@@ -186,3 +186,16 @@ def test_the_trade_off_is_reached_by_randomised_response_and_never_exceeded() ->
         assert most_detected(float(absent[1]), epsilon, delta) == pytest.approx(member[:2].sum())
     assert most_detected(0.1, 1000.0, 0.0) == 1.0
     assert most_detected(0.0, 1.0, 0.01) == 0.01
+
+
+def test_a_bound_is_printed_as_in_the_report_and_never_below_it(run: RunDirectory) -> None:
+    """e / (1 + e) = .73106, which the report, the card and every dossier print as 73.2 %."""
+    _, values = dossier_values(run.root)
+    values = {name: dict(each) for name, each in values.items()}
+    values["statement.json"] |= {"epsilon": 1.0, "delta": 1e-7, "relation": "add or remove one"}
+    words = {line.place: str(line.value) for form in FORMS for line in dossier_lines(form, values)}
+    assert "73.2" in words["2.2 an epsilon that says nothing"]
+    found = [line for place, line in words.items() if place.startswith("membership inference")]
+    # (e - 1) / (e + 1) = .46212; e / 1000 + 1e-7; e / 100 + 1e-7; e / 10 + 1e-7.
+    assert [each.split("\u00a0")[0].split()[0] for each in found] == ["0.4622", "0.3", "2.8", "27.2"]
+    assert words["2.3 a delta that allows one unit to be published"].startswith("δ = 10⁻⁷: below 1 / n for n up to ")
