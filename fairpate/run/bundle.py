@@ -34,13 +34,16 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jinja2
+import numpy as np
 import yaml
 
 from fairpate.config import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
+from fairpate.fairness import rates
 from fairpate.files import PathIn, check_output, write_atomically
 from fairpate.pages import (
     at_most,
+    counted,
     decimal,
     delta_text,
     epsilon_text,
@@ -54,6 +57,7 @@ from fairpate.pages import (
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
+from fairpate.report.metrics import GAPS, Evaluation, OrderResult, RejectOptionSpread, with_words
 from fairpate.report.records import Guarantee, described_events
 from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
 from fairpate.run import context
@@ -62,7 +66,17 @@ from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
-from fairpate.types import PrivacyStatement, Relation, UsageError, UserError, stepwise, strict, tell
+from fairpate.types import (
+    GateRule,
+    PrivacyStatement,
+    Relation,
+    UsageError,
+    UserError,
+    restored,
+    stepwise,
+    strict,
+    tell,
+)
 from student.card import read_card
 
 FORMAT = "fairpate.bundle/1"
@@ -72,6 +86,7 @@ OPTIONAL = (
     *("audit.html", "audit.json", "choice.safetensors", "embedding.safetensors", "labels.parquet"),
     *("metrics.safetensors", "model.json", "model.onnx", "private_population.json", "released.safetensors"),
 )
+_OF_TABLES = ("perfect_gap", "majority_class", "majority_accuracy", "degenerate", "underserved", "underserved_groups")
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 # Allowed relative difference of the recomputed from the stated epsilon, as two accountants round differently.
 TOLERANCE = 1e-3
@@ -271,7 +286,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
     with _unpacked(path) as bundle:
         found = _Check(bundle)
         checked = (found.files, found.claim, found.epsilon, found.queries, found.student, found.release)
-        for check in stepwise((*checked, found.metrics, found.choice, found.audit, found.card)):
+        for check in stepwise((*checked, found.metrics, found.record, found.choice, found.audit, found.card)):
             found.run(check)
         digest = str(found.head.get("digest", ""))
         # Only this check detects a forged bundle whose files and head agree with each other.
@@ -363,6 +378,11 @@ class _Check:
         self.require_claim(HEAD, self.head.get("claim", {}), statement, CLAIM)
         self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
         self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
+        stated = statement.epsilon_as_in_paper
+        self.require(stated is None, f"statement.json: epsilon_as_in_paper is {stated}, which no run states")
+        # For every other unit, all of a record is protected.
+        is_partly, named = statement.unit == "sensitive attribute", statement.not_protected
+        self.require(bool(named) == is_partly, f"statement.json: not_protected is {named!r} for {statement.unit!r}")
         self.require_claim("record.json", _json(self.bundle, "record.json"), statement)
         self.statement = self.said = statement
         return f"{HEAD} and record.json claim what the statement claims"
@@ -401,11 +421,18 @@ class _Check:
         """Check the statement's counts of queries. Its privacy events must cover all submitted queries. No more queries
         may have ended than were submitted, and no more labels may be released than queries were answered."""
         statement, queries = self.said, self.said.queries
-        if statement.earlier_releases:
-            for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
-                together = getattr(statement, name)
+        for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
+            together = getattr(statement, name)
+            if not statement.earlier_releases and together is not None:
+                self.differs.append(f"statement.json: {name} is {together} without an earlier release")
+            elif statement.earlier_releases:
                 total = "infinite" if together is None else at_most(together)
                 self.not_checked.append(f"{name}, {total}: the events of earlier releases are not here")
+                alone = self.recomputed or 0.0
+                is_sum = together is None or together >= alone * (1 - TOLERANCE)
+                self.require(is_sum, f"statement.json: {name} is below the {_epsilon(alone)} of this release alone")
+        if statement.remarks:
+            self.not_checked.append(f"statement.json: {counted(len(statement.remarks), 'remark')}, which are words")
         if queries is None:
             return None
         priced = sum(event.get("count", 0) for event in statement.events)
@@ -417,6 +444,18 @@ class _Check:
             labels = len(read_labels(self.bundle.labels).labels)
             # Answers to a service's callers are counted too, and are not in the file.
             self.require(labels <= queries.answered, f"labels.parquet: {labels} labels, {queries.answered} answered")
+        self.not_checked.append("queries: how many were refused by which step, which the ledger knows")
+        counted_events = [event for event in events_of(statement) if "count" in event]
+        if len(counted_events) == 1:
+            submitted = [
+                event | ({"count": queries.submitted} if "count" in event else {}) for event in events_of(statement)
+            ]
+            spent = recomputed_epsilon(submitted, delta=statement.delta) if queries.submitted else 0.0
+            words = f"queries: epsilon_submitted {queries.epsilon_submitted:.4f}, recomputed {_epsilon(spent)}"
+            self.require(spent <= queries.epsilon_submitted * (1 + TOLERANCE), words)
+        stated = math.inf if statement.epsilon is None else statement.epsilon
+        words = f"queries: epsilon_submitted {queries.epsilon_submitted:.4f} is above the stated epsilon"
+        self.require(queries.epsilon_submitted <= stated * (1 + TOLERANCE), words)
         return f"{queries.submitted} queries submitted, {priced} priced"
 
     def student(self) -> str:
@@ -462,6 +501,24 @@ class _Check:
         if measured.metrics != "private":
             why = "declared public" if measured.metrics == "public" else "outside the guarantee"
             self.not_checked.append(f"metrics.json: {why}, of test records that are not here")
+            given = _json(self.bundle, "metrics.json")
+            if None in measured.confusion_GYC:
+                self.not_checked.append("metrics.json: accuracies, rates and gaps of tables that are not shown")
+            for name, part in {"": given, "without_refusals.": given.get("without_refusals")}.items():
+                if part is not None:
+                    wrong = [f"{name}{each}" for each in unlike_tables(part)]
+                    self.require(not wrong, f"metrics.json: not what its tables give ({', '.join(wrong)})")
+            if (orders := given.get("orders")) is not None:
+                each = tuple(restored(OrderResult, order) for order in orders["orders"])
+                spread = RejectOptionSpread(
+                    rule=restored(GateRule, orders["rule"] | {"max_disparity": orders["rule"]["max_disparity"] or 0.0}),
+                    num_records=orders["num_records"],
+                    orders=each,
+                    answers_needed=0,
+                ).to_json()
+                names = ("accuracy", "coverage", "final_gap", "max_gap", "coverage_G")
+                wrong = [name for name in names if not alike(spread[name], orders.get(name))]
+                self.require(not wrong, f"metrics.json: not what its orders give ({', '.join(wrong)})")
             return None
         released, origin = read_release(self.bundle.metrics_table)
         same = [event_json(event) for event in released.events] == events_of(self.said, "test")
@@ -476,6 +533,47 @@ class _Check:
         wrong = sorted(name for name in names if not alike(expected.get(name), given.get(name)))
         self.require(not wrong, f"metrics.json: not what metrics.safetensors gives ({', '.join(wrong)})")
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
+
+    def record(self) -> str:
+        """Check that ``record.json``, the run as a row of a comparison, has the numbers of statement and metrics."""
+        given, measured = _json(self.bundle, "record.json"), read_evaluation(self.bundle)
+        queries = self.said.queries
+        expected: dict[str, Any] = {
+            name: getattr(measured, name)
+            for name in ("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate", "underserved_groups")
+        }
+        expected |= {
+            "unmeasured_groups": measured.not_measured,
+            "epsilon_is_data_dependent": False,
+            "answered": None if queries is None else queries.answered,
+        }
+        # Through JSON, which made lists of tuples and null of what is undefined.
+        expected = json.loads(json.dumps(strict(expected)))
+        wrong = [name for name, value in expected.items() if not alike(value, given.get(name))]
+        for name, ends in given["fairness"].items():
+            gap = measured.measured(name)
+            values = strict({each: getattr(gap, each) for each in ("value", "low", "high")})
+            values |= strict({"fair_from": measured.fair_from(name)})
+            # An undefined number claims nothing: a gap that leaves out a comparison has none here.
+            wrong += [
+                f"fairness.{name}.{end}"
+                for end, value in ends.items()
+                if value is not None and not alike(value, values.get(end))
+            ]
+        by_group, labels = given.get("answered_by_group"), self.bundle.labels
+        if by_group is not None and labels.is_file():
+            groups = np.asarray(read_labels(labels).groups)
+            wrong += [] if np.bincount(groups, minlength=len(by_group)).tolist() == by_group else ["answered_by_group"]
+        config = given["config"]
+        wrong += [name for name in ("method", "seed") if name in config and config[name] != given[name]]
+        wrong += [] if config.get("data", {}).get("name", given["data"]) == given["data"] else ["data"]
+        self.differs += [f"record.json: {name} is not that of statement, metrics and settings" for name in wrong]
+        self.not_checked.append("record.json: its settings, unless a choice or an audit was made of them")
+        if self.bundle.private_population.is_file():
+            self.not_checked.append("private_population.json: estimates that need the public records")
+        if self.bundle.graph.is_file():
+            self.not_checked.append("model.onnx: whether its graph computes what the student does")
+        return "record.json has the numbers of statement and metrics"
 
     def choice(self) -> str | None:
         """Check that the run's settings are those that a private choice among several settings selected, and that the
@@ -534,9 +632,11 @@ class _Check:
         card = card_of(self.bundle, method=self.said.method, data=data, use=use, made_on=made_on)
         # Through JSON, so that tuples and lists are compared alike.
         expected = json.loads(json.dumps(card_values(card)))
-        for section in ("privacy", "evaluation", "refusals", "protects", "private_population"):
+        for section in ("model", "privacy", "evaluation", "refusals", "protects", "private_population"):
             ours, theirs = expected[section], given.get(section)
             wrong = [] if ours == theirs else [""]
+            if section == "model" and isinstance(theirs, dict):
+                theirs = {name: value for name, value in theirs.items() if name not in ("made_by", "method_title")}
             if isinstance(ours, dict) and isinstance(theirs, dict):
                 # Versions differ in their fields; those that both have are compared, and always those of the claim.
                 names = (theirs.keys() | CLAIM) & ours.keys()
@@ -551,6 +651,60 @@ class _Check:
         else:
             self.not_checked.append("card.html, and the words of card.json, which another version wrote")
         return "the numbers of card.json are those of statement, metrics and student"
+
+
+def unlike_tables(given: Mapping[str, Any]) -> list[str]:
+    """Return the names of the numbers in ``given``, an evaluation as JSON, that are not those of its own tables of
+    counts, or that no records could have; empty if all agree.
+
+    Undefined numbers are not compared, and intervals only with their values: both depend on single records. Tables that
+    are not shown for every group leave the numbers of all groups unchecked.
+    """
+    measured = Evaluation.from_json(
+        {name: value for name, value in given.items() if name not in ("orders", "without_refusals")}
+    )
+    wrong = [
+        f"gaps.{name}"
+        for name, gap in measured.gaps.items()
+        if not math.isnan(gap.low + gap.high) and not gap.low <= gap.value <= gap.high
+    ]
+    shares: dict[str, tuple[float, int | None, int]] = {
+        "coverage": (measured.coverage, measured.num_answered, measured.num_records)
+    }
+    shares |= {
+        f"groups.{each.name}.coverage": (each.coverage, each.num_answered, each.num_records)
+        for each in measured.groups
+        if each.num_records is not None
+    }
+    for name, (coverage, answered, records) in shares.items():
+        if records and not math.isnan(coverage) and not math.isclose(coverage, (answered or 0) / records):
+            wrong.append(name)
+    tables = np.array(measured.confusion_GYC, dtype=object)
+    if tables.ndim != 3 or any(each is None for each in tables.ravel()):
+        return wrong
+    joint_GYC = tables.astype(np.float64)
+    found = with_words(measured)
+    accuracy, accuracy_G = rates.accuracies(joint_GYC)
+    compared: dict[str, tuple[Any, Any]] = {
+        "num_answered": (measured.num_answered, round(joint_GYC.sum())),
+        "accuracy": (measured.accuracy, accuracy),
+        "rates_GC": (measured.rates_GC, rates.group_rates(joint_GYC).tolist()),
+        "ermi": (measured.ermi, rates.ermi(joint_GYC)),
+        "ermi_given_label": (measured.ermi_given_label, rates.ermi_given_label(joint_GYC)),
+        **{name: (getattr(measured, name), getattr(found, name)) for name in _OF_TABLES},
+    }
+    for group, of_group, counts_YC in zip(measured.groups, accuracy_G.tolist(), joint_GYC, strict=True):
+        compared[f"groups.{group.name}.accuracy"] = (group.accuracy, of_group)
+        compared[f"groups.{group.name}.num_answered"] = (group.num_answered, round(counts_YC.sum()))
+    for name, gap in measured.gaps.items():
+        if name in GAPS:
+            worst = GAPS[name](joint_GYC)
+            for each in ("value", "n_undefined", "min_cell_size"):
+                # A hidden gap has no size either.
+                if not math.isnan(gap.value):
+                    compared[f"gaps.{name}.{each}"] = (getattr(gap, each), getattr(worst, each))
+    plain = json.loads(json.dumps(strict(compared)))
+    return [*wrong, *(name for name, (one, other) in plain.items() if one is not None and not alike(one, other))]
 
 
 def alike(one: Any, other: Any, rel_tol: float = 1e-9) -> bool:

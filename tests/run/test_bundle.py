@@ -1,11 +1,14 @@
 """A bundle holds what was published and nothing else, and its check refuses whatever does not fit."""
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
 import shutil
 import warnings
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,15 @@ from small_runs import QUIET
 
 from fairpate.data.dataset import sha256_of
 from fairpate.methods.base import configured
+from fairpate.report.metrics import GAPS
+from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.bundle import HEAD, BundleError, Unpacked, Verdict, head_of, verify_bundle, write_bundle
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement
-from fairpate.run.publication import write_card
+from fairpate.run.publication import card_of, card_values, write_card
 from fairpate.run.run import run_method
 from fairpate.types import heard_by
 
+SHOWN = "evaluation.least_cell=1"  # every table of counts
 DP_SGD = {
     "student": {"model": {"name": "mlp", "hidden": [16]}},
     "dp_sgd": {"epochs": 1, "batch_size": 200},
@@ -37,8 +43,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_config: Any) -> dict[st
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FAIRPATE_STATE", str(root / "state"))
         found = {
-            "trained": run_method(configured(DP_SGD, [f"out={root / 'trained'}"], method="dp_sgd"), QUIET),
-            "asked": run_method(small_config(root / "asked", "noise=os_entropy"), QUIET),
+            "trained": run_method(configured(DP_SGD, [f"out={root / 'trained'}", SHOWN], method="dp_sgd"), QUIET),
+            "asked": run_method(small_config(root / "asked", "noise=os_entropy", SHOWN), QUIET),
         }
     # Of a graph, which takes seconds to make, nothing is read but its checksums.
     run = found["trained"]
@@ -257,6 +263,132 @@ def test_a_page_or_a_record_that_says_something_else_is_noticed(unpacked: dict[s
     edit(folder / "record.json", epsilon=0.2)
     bind_again(folder)
     refused(verify_bundle(folder), "record.json: epsilon")
+
+
+def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of all numbers in a JSON document, but the settings of a run."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if name != "config":
+                yield from numbers(item, (*path, name))
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from numbers(item, (*path, place))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A copy of ``value`` with ``new`` at ``path``."""
+    if not path:
+        return new
+    copy = list(value) if isinstance(value, list) else dict(value)
+    copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+def card_again(folder: Path) -> None:
+    """What somebody does who changes statement or metrics: the card and its page follow."""
+    bundle = Unpacked(root=folder)
+    given = json.loads((folder / "card.json").read_text())
+    data = CardData(**given["data"])
+    card = card_of(bundle, method=given["model"]["method"], data=data, use=IntendedUse(), made_on=None)
+    (folder / "card.json").write_text(json.dumps(card_values(card)))
+    (folder / "card.html").write_text(card_page(card))
+
+
+# Of test records that are not in the bundle: nothing can confirm these, and `verify` says so.
+UNCONFIRMED = {
+    "statement.json": {"queries.rejected_confidence", "queries.rejected_fairness", "queries.refused_free"},
+    "metrics.json": {"num_records", "least_cell", "noise_stddev", "fair_at.limit"}
+    | {f"gaps.{name}.{end}" for name in GAPS for end in ("low", "high", "level")},
+    "record.json": set[str](),
+}
+
+
+@pytest.mark.parametrize("name", quick_and_slow(["asked", "trained"], ["asked"]))
+def test_no_number_of_statement_metrics_or_record_can_be_changed_unnoticed(
+    name: str, unpacked: dict[str, Path]
+) -> None:
+    """Every number, one at a time, with card and head made again: refused, or on the list of what is not confirmed."""
+    folder = unpacked[name]
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for file, unconfirmed in UNCONFIRMED.items():
+        plain = json.loads(whole[file])
+        leaves = list(numbers(plain))
+        # Of a matrix or a list, which share one name, one cell stands for all.
+        for path in {tuple(each for each in leaf if isinstance(each, str)): leaf for leaf in leaves}.values():
+            leaf = functools.reduce(lambda value, step: value[step], path, plain)
+            said = ".".join(each for each in path if isinstance(each, str))
+            new = leaf + 1 if isinstance(leaf, int) else leaf * 0.7 + 0.01
+            (folder / file).write_text(json.dumps(changed(plain, path, new)))
+            with contextlib.suppress(Exception):  # some changes leave no card to be made
+                card_again(folder)
+            bind_again(folder)
+            if verify_bundle(folder).holds:
+                assert said in unconfirmed, (file, said)
+            for each, content in whole.items():
+                (folder / each).write_bytes(content)
+
+
+def test_an_epsilon_that_nothing_recomputes_is_refused_whatever_card_and_head_say(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["asked"]
+    plain = (folder / "statement.json").read_text()
+    for changes, word in [
+        ({"epsilon_as_in_paper": 0.5}, "epsilon_as_in_paper is 0.5, which no run states"),
+        ({"epsilon_with_earlier": 3.0}, "epsilon_with_earlier is 3.0 without an earlier release"),
+        ({"earlier_releases": 1, "epsilon_with_earlier": 0.001}, "epsilon_with_earlier is below the"),
+        ({"not_protected": "features"}, "not_protected is 'features' for 'record'"),
+        (
+            {"queries": json.loads(plain)["queries"] | {"epsilon_submitted": 0.01}},
+            "epsilon_submitted 0.0100, recomputed",
+        ),
+        ({"queries": json.loads(plain)["queries"] | {"epsilon_submitted": 99.0}}, "is above the stated epsilon"),
+    ]:
+        (folder / "statement.json").write_text(plain)
+        edit(folder / "statement.json", **changes)
+        card_again(folder)
+        bind_again(folder)
+        refused(verify_bundle(folder), word)
+
+
+def test_the_numbers_of_a_reject_option_follow_from_its_orders(unpacked: dict[str, Path]) -> None:
+    folder = unpacked["asked"]
+    order = {
+        "accuracy": 0.5,
+        "coverage": 0.9,
+        "coverage_G": [0.9, 0.9],
+        "final_gap": 0.1,
+        "max_gap": 0.2,
+        "max_gap_from": 9,
+    }
+    rule = {"max_disparity": 0.1, "min_count": 1, "cold_start": "group", "gap": "one_vs_rest"}
+    spread = {"mean": 0.5, "low": 0.5, "high": 0.5, "n_undefined": 0}
+    rest = {
+        name: {**spread, **dict.fromkeys(("mean", "low", "high"), order[name])}
+        for name in ("coverage", "final_gap", "max_gap")
+    }
+    orders = {
+        "rule": rule,
+        "num_records": 9,
+        "orders": [order],
+        "accuracy": spread,
+        **rest,
+        "coverage_G": [rest["coverage"]] * 2,
+    }
+    for accuracy, holds in ((spread, True), (spread | {"low": 0.4}, False)):
+        edit(folder / "metrics.json", orders=orders | {"accuracy": accuracy})
+        card_again(folder)
+        bind_again(folder)
+        assert any("not what its orders give (accuracy)" in line for line in verify_bundle(folder).differs) != holds
+
+
+def test_what_nothing_confirms_is_named(unpacked: dict[str, Path]) -> None:
+    found = {name: " ".join(verify_bundle(folder).not_checked) for name, folder in unpacked.items()}
+    assert "statement.json: 1 remark, which are words" in found["trained"]
+    assert "model.onnx: whether its graph computes what the student does" in found["trained"]
+    assert "queries: how many were refused by which step" in found["asked"]
+    assert all("record.json: its settings" in words and "metrics.json: outside" in words for words in found.values())
 
 
 def test_sums_with_releases_that_are_not_in_the_bundle_are_named_as_not_checked(unpacked: dict[str, Path]) -> None:
