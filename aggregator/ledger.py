@@ -157,6 +157,13 @@ class LedgerTerms:
         }
         return cls(**{**values, **typed})
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the terms as plain JSON values, as a ledger stores them."""
+        mechanism = {"name": self.mechanism.name, "parameters": asdict(self.mechanism)}
+        # Through JSON, as stored terms go: a tuple becomes a list.
+        found: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"mechanism": mechanism}))
+        return found
+
 
 class LedgerState:
     """The state of a ledger, computed from its entries: charges of queries, their outcomes and callers, and callers'
@@ -234,6 +241,19 @@ class LedgerState:
             numbers = slice(payload["first"], payload["first"] + len(outcomes))
             self.outcomes[numbers] = outcomes
             self.outcome_of.update(zip(self.keys[numbers], outcomes, strict=True))
+
+    def require_terms(self, terms: LedgerTerms) -> None:
+        """Raise LedgerError unless the ledger was created with ``terms``; the message names both values."""
+        wanted = terms.to_json()
+        other = [field for field, value in wanted.items() if self.stored_terms.get(field) != value]
+        if other[:1] == ["ensemble"]:  # a digest of private shards: not to be shown
+            raise LedgerError(
+                "The ledger was created for other teachers (ensemble) than those of this run; restore "
+                "the private records, settings and library versions of this run, or start a new run folder."
+            )
+        if other:
+            what = f"{other[0]} = {self.stored_terms.get(other[0])}, not {wanted[other[0]]}"
+            raise LedgerError(f"The ledger was created with {what}; give the old value, or start a new run folder.")
 
     @property
     def votes_QC(self) -> IntArray:
@@ -367,10 +387,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 
         ValueError for a mechanism that is not registered.
         """
-        self.place, self.terms, name = place, terms, store.shown(place)
-        mechanism = {"name": terms.mechanism.name, "parameters": asdict(terms.mechanism)}
-        # Through JSON, as stored terms go: a tuple becomes a list.
-        wanted = json.loads(json.dumps(asdict(terms) | {"mechanism": mechanism}))
+        self.place, self.terms, name, wanted = place, terms, store.shown(place), terms.to_json()
         # The ledger stores a name: another class under it would be read back as the registered one.
         if mechanism_named(**wanted["mechanism"]) != terms.mechanism:
             kind = type(terms.mechanism).__qualname__
@@ -393,17 +410,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
                 with closing(self.store.reader()) as reader:
                     super().__init__(name, reader.header, [reader.noted, *noted], store.rows_after(reader))
                 # Before `begin`, which may write: a ledger of other terms stays as it was.
-                other = [field for field, value in wanted.items() if self.stored_terms.get(field) != value]
-                if other[:1] == ["ensemble"]:  # a digest of private shards: not to be shown
-                    raise LedgerError(
-                        "The ledger was created for other teachers (ensemble) than those of this run; restore "
-                        "the private records, settings and library versions of this run, or start a new run folder."
-                    )
-                if other:
-                    what = f"{other[0]} = {self.stored_terms.get(other[0])}, not {wanted[other[0]]}"
-                    raise LedgerError(
-                        f"The ledger was created with {what}; give the old value, or start a new run folder."
-                    )
+                self.require_terms(terms)
                 self.store.begin(self.head)
                 # A crash may have come between an outcome and its note; from here on the outcome may leave.
                 if self._anchor is not None:

@@ -161,6 +161,8 @@ def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
 
 QuotaRoom = Callable[[str], float]
 """Returns how many new queries a caller's quota allows now."""
+Admit = Callable[[Sequence["Query"]], Sequence["Query"]]
+"""Returns the given queries, each with those of its askers alone who may still be charged."""
 
 
 # Cached: the Renyi curve behind a limit on epsilon is too slow to compute for every query.
@@ -397,7 +399,8 @@ class AggregatorSession:
             )
         self.ledger, self._source = ledger, source
         self._gate: DemographicParityGate | None = None
-        self._lock = threading.Lock()
+        # Reentrant: `admit`, which is called under it, may store changed limits.
+        self._lock = threading.RLock()
         self._most_queries = queries_that_fit(ledger.terms, UNLIMITED)
         budget, self._votes_filter, self._spent_A = ledger.terms.budget, None, np.zeros(len(_ORDERS_A))
         if budget.kind == "data_dependent":
@@ -430,13 +433,21 @@ class AggregatorSession:
             self.ledger.limit(caller, limit)
 
     def ask(
-        self, queries: Sequence[Query], vote: VoteFunction, *, quota: QuotaRoom = lambda _: math.inf
+        self,
+        queries: Sequence[Query],
+        vote: VoteFunction,
+        *,
+        quota: QuotaRoom = lambda _: math.inf,
+        admit: Admit = lambda queries: queries,
     ) -> tuple[Reply, ...]:
         """Submit queries; return one reply per query, in order. The first new query for which the budget has no room is
         not charged, and neither are the new queries after it.
 
         A query whose outcome is stored gets this outcome again: nothing is charged or drawn, even if the budget is
         closed. ``vote`` is called with new queries only; no caller is charged with more of them than ``quota`` allows.
+        ``admit`` decides who may be charged at all. Both are asked before the vote, and again right before the charge,
+        because a vote may take a minute.
+
         VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot be written; outcomes that were
         stored before the error are returned when the queries are submitted again.
         """
@@ -444,7 +455,7 @@ class AggregatorSession:
         # A query that is given twice is voted on and charged once.
         distinct = list({query.key: query for query in queries if ledger.outcome_of.get(query.key) is None}.values())
         # Without the lock, so that no teacher votes on queries without room; decided again under the lock.
-        payers = self._payers(distinct, quota)
+        payers = self._payers(admit(distinct), quota)
         new = [query for query, payer in zip(distinct, payers, strict=True) if payer is not None]
         new = new[: self.room(len(new))]
         if new:
@@ -475,7 +486,7 @@ class AggregatorSession:
                     "submit the queries again."
                 )
             with self._lock:
-                self._write(new, votes_QC, quota)
+                self._write(new, votes_QC, quota, admit)
         # From the ledger, not from the draw: an outcome that is not stored does not leave.
         return tuple([ledger.outcome_of.get(query.key) or OverBudget() for query in queries])
 
@@ -502,7 +513,7 @@ class AggregatorSession:
                     break
         return payers
 
-    def _write(self, queries: Sequence[Query], votes_QC: IntArray, quota: QuotaRoom) -> None:
+    def _write(self, queries: Sequence[Query], votes_QC: IntArray, quota: QuotaRoom, admit: Admit) -> None:
         """Charge queries, draw their outcomes and store them, block by block. Queries that already have an outcome, or
         for which the budget has no room, are left out."""
         ledger, terms = self.ledger, self.ledger.terms
@@ -522,7 +533,7 @@ class AggregatorSession:
             for start in range(0, len(new), MAX_BLOCK):
                 block = new[start : start + MAX_BLOCK]
                 # Admitted under the lock, right before it is reserved: no other thread can take the same room.
-                payers = self._payers([queries[row] for row in block], quota)
+                payers = self._payers(admit([queries[row] for row in block]), quota)
                 charged = [(row, payer) for row, payer in zip(block, payers, strict=True) if payer is not None]
                 charged = charged[: self.room(len(charged))]
                 if self._votes_filter is not None and charged:

@@ -295,6 +295,14 @@ def noted_head(file: Path, descriptor: int | None = None) -> Head:
     return Head(number=int(number), digest=digest)
 
 
+def _write_head(descriptor: int, head: Head) -> None:
+    """Write ``head`` over the open head file or anchor ``descriptor``. StoreError if only a part of it was written."""
+    text = _HEAD_TEXT.format(head).encode()
+    written = os.pwrite(descriptor, text, 0)
+    if written != len(text):  # as on a disk that has just become full, or beyond the limit on a file's size
+        raise StoreError(f"only {written} of the {len(text)} bytes that note the last entry were written")
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Open a ledger's SQLite file for writing; every commit is on the disk when it returns.
 
@@ -478,7 +486,7 @@ class SqliteStore:
             )
         self._seen = seen
         if noted_head(head_file) != head:  # a crash came between an entry and its note; what it stored may leave now
-            os.pwrite(self._head_file, _HEAD_TEXT.format(head).encode(), 0)
+            _write_head(self._head_file, head)
             os.fdatasync(self._head_file)
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
@@ -488,7 +496,7 @@ class SqliteStore:
         assert self._head_file is not None
         # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
         self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
-        os.pwrite(self._head_file, _HEAD_TEXT.format(head).encode(), 0)
+        _write_head(self._head_file, head)
         # What leaves next must not outlive a loss of power that its head does not. Nothing leaves after a reservation,
         # so it does not wait for the disk: a head that is behind still names one of the entries.
         if kind != "reserve":
@@ -575,8 +583,11 @@ class FileAnchor:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             try:
                 give_to_owner(descriptor, Path(self.path).parent)
-                os.write(descriptor, _HEAD_TEXT.format(head).encode())
+                _write_head(descriptor, head)
                 os.fsync(descriptor)
+            except BaseException:
+                Path(self.path).unlink()  # an anchor without an entry would refuse its ledger and the next attempt
+                raise
             finally:
                 os.close(descriptor)
             # The name as well: an anchor that a loss of power takes away refuses its ledger.
@@ -625,7 +636,7 @@ class FileAnchor:
                     f"entry {head.number}; stop one of the two"
                 )
             # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
-            os.pwrite(descriptor, _HEAD_TEXT.format(head).encode(), 0)
+            _write_head(descriptor, head)
             os.fdatasync(descriptor)
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ The aggregator, the published student and the coordinator of sites share this mo
 application with its error bodies, health routes and middleware, and :class:`HttpServer` serves it.
 
 **Requests** pass :class:`Guard`, middleware that checks callers, request rates and sizes of bodies. A body must declare
-its length, so that one from an unknown caller, or one that is too large, is refused before it is read.
+its length, so that one from an unknown caller, or one that is too large, is refused before it is read. The caller and
+the rate are checked again when the body has arrived, because a client may hold back its last byte.
 
 **Connections** pass :class:`LimitedProtocol` before anything is parsed or buffered. The header section of a request has
 a maximum size, headers and body have deadlines, and a connection has one request at a time. When the maximum number of
@@ -12,7 +13,7 @@ connections is reached, the address with the most incomplete requests loses thos
 
 **Logs** and spans contain method, route, status, caller, number of queries and request id. None of these depends on the
 teachers' votes, because refusals before and after a vote have the same status. A duration might depend on votes, so no
-line contains one.
+line contains one. A flood of refused requests fills no disk: after a few lines they are counted (:class:`Observed`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import contextlib
 import contextvars
 import errno
 import http
+import ipaddress
 import itertools
 import json
 import logging
@@ -36,10 +38,10 @@ import ssl
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, Protocol
@@ -48,6 +50,7 @@ import h11
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, model_validator
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -163,6 +166,10 @@ class RequestRate:
 NO_RATE = RequestRate()
 STRANGERS = RequestRate(per_s=2.0, burst=20.0)
 """The rate limit of one address whose requests have no known token; it slows down the guessing of tokens."""
+OPEN_REQUESTS = RequestRate(per_s=20.0, burst=100.0)
+"""The rate limit of one address, or of one caller, on the paths that need no token: more than probes and pages need."""
+_QUICK_REFUSALS = RequestRate(per_s=2.0, burst=50.0)
+_HELD_S = 1.0
 
 
 @dataclass(eq=False)
@@ -190,12 +197,41 @@ class Buckets:
         return 0.0 if taken else (1 - level) / rule.per_s
 
 
+@lru_cache(maxsize=_MAX_BUCKETS)
+def network_of(address: str) -> str:
+    """Return the part of a client's address by which the client is limited: an IPv4 address, or the first 64 bits of an
+    IPv6 address, because one client usually has all addresses that begin with them."""
+    try:
+        return str(ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False)) if ":" in address else address
+    except ValueError:
+        return address  # whatever a trusted proxy calls its client
+
+
 class FaultError(HTTPException):
     """Raised to refuse a request with one error; FastAPI turns it into a response."""
 
     def __init__(self, status: int, field: str, value: object, remedy: str, headers: Headers = None) -> None:
         super().__init__(status, detail=remedy, headers=headers)
         self.fault = fault(field, value, remedy)
+
+
+class TooManyRequestsError(FaultError):
+    """Raised to refuse a request beyond the rate limit of ``name``, which has room for another one after ``wait_s``
+    seconds."""
+
+    def __init__(self, name: str, wait_s: float) -> None:
+        remedy = f"Too many requests; wait {wait_s:.1f} s, or send several queries in one."
+        super().__init__(429, "requests", "too many", remedy, {"Retry-After": str(math.ceil(wait_s))})
+        self.name = name
+
+
+class NotAdmittedError(FaultError):
+    """Raised to refuse a request without a token of this service, or whose token ended before the request was
+    processed. ``got`` describes the header that the request had, without its token."""
+
+    def __init__(self, got: str = "(not shown)") -> None:
+        remedy = "Send a bearer token of this service in the Authorization header."
+        super().__init__(401, "Authorization", got, remedy, {"WWW-Authenticate": "Bearer"})
 
 
 def fault(field: str, value: object, remedy: str) -> dict[str, str]:
@@ -226,8 +262,11 @@ class Guard:
     """ASGI middleware in front of all routes: checks tokens, roles, request rates, and size and time of bodies.
 
     ``tokens`` None admits all callers. ``max_body_bytes``, called for each request, returns the limit on its body. The
-    middleware sets ``scope["state"]["caller"]`` (None if all callers are admitted) and
-    ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted.
+    middleware sets ``scope["state"]["caller"]`` (None if all callers are admitted, and for a stranger on an open path)
+    and ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted.
+
+    A caller whose requests stay beyond a rate limit gets its refusals after a second each, so that it takes no time
+    from other callers; meanwhile its connection is among the first to be closed if connections run out.
 
     A service may have ``tokens`` and yet need none at present. It then accepts only this machine's names in the Host
     header. Otherwise a web page could reach it through a host name that resolves to this machine (DNS rebinding).
@@ -243,6 +282,9 @@ class Guard:
 
     def __post_init__(self) -> None:
         self._rates, self._strangers = Buckets(self.rate), Buckets(self.strangers)
+        # Requests that were held back would otherwise come in all at once when their last bytes arrive.
+        self._arrived = Buckets(self.rate)
+        self._open, self._quick = Buckets(OPEN_REQUESTS), Buckets(_QUICK_REFUSALS)
         self._large: Counter[str] = Counter()
         self._turn = asyncio.Lock()
 
@@ -294,6 +336,13 @@ class Guard:
                     # A pause before a large body is parsed lets the event loop answer other requests.
                     async with self._turn:
                         await asyncio.sleep(length / _LARGE_BYTES_PER_S)
+                # Asked again: while the body was on its way, a token may have ended, or the service may have to stop.
+                if getattr(getattr(scope.get("app"), "state", None), "is_closing", False):
+                    remedy = "The service stops, so nothing was processed or charged; send the request again later."
+                    raise FaultError(503, "service", "closing", remedy, {"Retry-After": "2"})
+                if not is_admitted():
+                    raise NotAdmittedError
+                self._take(self._arrived, name)
                 messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
                 async def replay() -> Message:
@@ -305,6 +354,9 @@ class Guard:
                 # This subtraction drops names at 0. Names of strangers are addresses, which would fill the memory.
                 self._large -= Counter(large)
         except FaultError as refused:
+            if isinstance(refused, TooManyRequestsError) and self._quick.wait_s(refused.name, now_s=time.monotonic()):
+                scope.get("state", {}).get("hold", lambda: None)()
+                await asyncio.sleep(_HELD_S)
             response = faults_response(refused.status_code, [refused.fault], refused.headers)
             await response(scope, receive, send_without_body)
 
@@ -313,34 +365,31 @@ class Guard:
     ) -> tuple[KnownCaller | None, str]:
         """Return the caller of a request, and the name by which the caller's requests are limited. FaultError for a
         request that is refused."""
-        tokens = self.tokens
-        if tokens is not None and not tokens.needs_token:
-            host = headers.get(b"host", "")
-            if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
-                remedy = "A service without tokens answers only its own machine; send to 127.0.0.1."
-                raise FaultError(400, "Host", host, remedy)
+        tokens, is_open = self.tokens, scope["path"] in OPEN_PATHS
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
-        caller = None if is_ambiguous or tokens is None else tokens.caller(token)
+        host, is_foreign = headers.get(b"host", ""), False
+        if tokens is not None and not tokens.needs_token:
+            own_name = (host if host.endswith("]") else host.rpartition(":")[0] or host).lower()
+            is_foreign = own_name not in _LOOPBACK_NAMES
+        caller = None if is_ambiguous or is_foreign or tokens is None else tokens.caller(token)
         # A token's name has no blank, so an address cannot be mistaken for one.
-        name = caller.name if caller is not None else f"address {(scope.get('client') or ('',))[0]}"
-        if scope["path"] not in OPEN_PATHS or is_ambiguous:
-            # Counted before the refusals below, so that guessing tokens is slowed down as well.
-            buckets = self._rates if caller is not None or tokens is None else self._strangers
-            if wait_s := buckets.wait_s(name, now_s=time.monotonic()):
-                remedy = f"Too many requests; wait {wait_s:.1f} s, or send several queries in one."
-                raise FaultError(429, "requests", "too many", remedy, {"Retry-After": str(math.ceil(wait_s))})
-            if is_ambiguous:
-                raise FaultError(400, "Authorization", "(not shown)", "Expected one Authorization header; send one.")
-            if caller is None and tokens is not None:
-                remedy = "Send a bearer token of this service in the Authorization header."
-                got = "(not shown)" if b"authorization" in headers else "no header"
-                raise FaultError(401, "Authorization", got, remedy, {"WWW-Authenticate": "Bearer"})
-            if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
-                remedy = "This path is for operators; send an operator's token."
-                raise FaultError(403, "Authorization", caller.role, remedy)
-        elif caller is None and tokens is not None:
-            caller = LOCAL_ANALYST
+        name = caller.name if caller is not None else f"address {network_of((scope.get('client') or ('',))[0])}"
+        # Counted before the refusals below, so that guessing tokens is slowed down as well.
+        if is_ambiguous or is_foreign or not is_open:
+            self._take(self._rates if caller is not None or tokens is None else self._strangers, name)
+        else:
+            self._take(self._open, name)
+        if is_foreign:
+            remedy = "A service without tokens answers only its own machine; send to 127.0.0.1."
+            raise FaultError(400, "Host", host, remedy)
+        if is_ambiguous:
+            raise FaultError(400, "Authorization", "(not shown)", "Expected one Authorization header; send one.")
+        if caller is None and tokens is not None and not is_open:
+            raise NotAdmittedError("(not shown)" if b"authorization" in headers else "no header")
+        if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
+            remedy = "This path is for operators; send an operator's token."
+            raise FaultError(403, "Authorization", caller.role, remedy)
         if (coding := headers.get(b"transfer-encoding")) is not None:
             remedy = "No transfer encoding is supported; send a Content-Length header."
             raise FaultError(411, "Transfer-Encoding", coding, remedy)
@@ -357,6 +406,12 @@ class Guard:
             remedy = "Too many large requests at the same time; ask again later, or send fewer queries at once."
             raise FaultError(503, "body", f"{length} bytes", remedy, {"Retry-After": "2"})
         return caller, name
+
+    @staticmethod
+    def _take(buckets: Buckets, name: str) -> None:
+        """Take one request from the token bucket of ``name``. TooManyRequestsError if the bucket is empty."""
+        if wait_s := buckets.wait_s(name, now_s=time.monotonic()):
+            raise TooManyRequestsError(name, wait_s)
 
 
 # A reference: given the model, FastAPI would build its schema for every status of every route, half of its start.
@@ -377,6 +432,34 @@ def json_response(value: Any, *, status: int = 200, headers: Headers = None) -> 
 def faults_response(status: int, faults: Sequence[Mapping[str, str]], headers: Headers = None) -> Response:
     """Return an error response, whose body is :class:`Faults` as JSON."""
     return json_response({"errors": list(faults)}, status=status, headers=headers)
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object from its keys and values. FaultError for a key that is given twice: a reader that takes the
+    first and one that takes the last would see two different requests."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise FaultError(422, "body", twice, "This key is given twice in one object; give it once.")
+    return found
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        return json.loads(await self.body(), object_pairs_hook=_each_key_once)
+
+
+class _StrictRoute(APIRoute):
+    """A route that refuses JSON in which an object has one key twice."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers a request; it parses the request's body strictly."""
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return strict
 
 
 OnResponse = Callable[[Mapping[str, Any], float], object]
@@ -415,6 +498,7 @@ def new_app(
         redirect_slashes=False,
         responses={400: {"model": Faults}, **dict.fromkeys((401, 403, 408, 411, 413, 415, 422, 429, 431), _FAULTS)},
     )
+    app.router.route_class = _StrictRoute
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -456,7 +540,6 @@ def new_app(
         headers = {name.decode(): value.decode() for name, value in _HEADERS.get(request.scope["scheme"], _NOT_KEPT)}
         return faults_response(500, [found], headers)
 
-    @app.get("/livez", response_model=Health)
     async def livez() -> Response:
         """Report that the process is alive; restart it if there is no answer."""
         return json_response({"status": "ok", "reasons": []})
@@ -466,8 +549,9 @@ def new_app(
         found = [] if reasons is None else list(await reasons())
         return json_response({"status": "failing" if found else "ok", "reasons": found}, status=503 if found else 200)
 
+    add_open_route(app, "/livez", livez, response_model=Health)
     for path in ("/readyz", "/healthz"):
-        app.get(path, response_model=Health, responses={503: {"model": Health}})(readyz)
+        add_open_route(app, path, readyz, response_model=Health, responses={503: {"model": Health}})
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
@@ -492,10 +576,28 @@ def new_app(
     return app
 
 
+def add_open_route(app: FastAPI, path: str, answer: Callable[[], Awaitable[Response]], **described: Any) -> None:
+    """Add a path that needs no token, one of ``OPEN_PATHS``, to ``app``. It answers GET and HEAD by ``answer()``, and
+    OPTIONS with the methods that it has. ``described``: arguments of FastAPI's ``get``, for the document of routes."""
+
+    async def any_method(request: Request) -> Response:
+        if request.method != "OPTIONS":
+            return await answer()
+        return Response(status_code=204, headers={"Allow": ", ".join(_OPEN_METHODS)})
+
+    # The document has GET alone, as a route of its own: FastAPI would give all methods of one route the same id.
+    app.api_route(path, methods=list(_OPEN_METHODS), include_in_schema=False)(any_method)
+    app.get(path, **described)(answer)
+
+
 _REQUESTS = logging.getLogger("fairpate.requests")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_METHODS = ("GET", "HEAD", "POST")
-_FIELDS = ("method", "route", "status", "caller", "address", "queries")
+_METHODS = ("GET", "HEAD", "OPTIONS", "POST")
+_OPEN_METHODS = ("GET", "HEAD", "OPTIONS")
+_FIELDS = ("method", "route", "status", "caller", "address", "queries", "requests")
+# Of refusals and of requests on open paths: 20 lines at once and one a second, then a line with counts every 10 s.
+_LINES = RequestRate(per_s=1.0, burst=20.0)
+_SUMMARY_S = 10.0
 _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 
@@ -552,17 +654,51 @@ class Observed:
     """The outermost ASGI middleware: gives every request an id, a log line and a trace span, and every response its
     common headers.
 
+    Requests that are refused, and those on open paths, have a limited number of lines: for each caller, and for all
+    strangers together. Those beyond it are counted in a later line, by status, with the address that sent most of them.
+
     Sets ``scope["state"]["request_id"]``: the header ``X-Request-Id`` if it is one plain word, else a random id.
     """
 
     app: ASGIApp
     tracer: Any = None
     on_response: OnResponse = lambda *_: None
+    _lines: Buckets = field(default_factory=lambda: Buckets(_LINES), init=False)
+    _untold: Counter[tuple[int, str | None, str | None]] = field(default_factory=Counter, init=False)
+
+    def _tell(self, facts: dict[str, Any], *, is_open: bool) -> None:
+        """Log a request, or count it for a later line if too many such requests had lines of their own."""
+        # One bucket for all strangers, who may have any number of addresses.
+        kind = f"{facts['caller'] or ''} {'open' if is_open else 'refused'}"
+        is_sampled = is_open or facts["status"] >= 400
+        if not is_sampled or not self._lines.wait_s(kind, now_s=time.monotonic()):
+            _REQUESTS.info("request", extra=facts)
+            return
+        if not self._untold:
+            asyncio.get_running_loop().call_later(_SUMMARY_S, self._tell_counts)
+        key = (facts["status"], facts["caller"], facts["address"])
+        # A flood from many addresses must not fill the memory.
+        self._untold[key if len(self._untold) < _MAX_BUCKETS or key in self._untold else (*key[:2], None)] += 1
+
+    def _tell_counts(self) -> None:
+        """Log how many requests had no line of their own, by status and caller."""
+        untold = self._untold.most_common()
+        self._untold.clear()
+        for status, caller in dict.fromkeys(key[:2] for key, _ in untold):
+            of_kind = [(address, count) for (*kind, address), count in untold if kind == [status, caller]]
+            facts = {
+                "status": status,
+                "caller": caller,
+                "address": of_kind[0][0],
+                "requests": sum(n for _, n in of_kind),
+            }
+            _REQUESTS.info("requests without a line of their own", extra=facts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on to the next middleware, and log it when its response starts."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
+            self._tell_counts()  # after the shutdown of the application
             return
         began_s = time.perf_counter()
         # A caller may send any word as the method; few are distinguished.
@@ -600,7 +736,7 @@ class Observed:
                         "address": client[0] if caller is None and client else None,
                         "queries": state.get("num_queries"),
                     }
-                    _REQUESTS.info("request", extra=facts)
+                    self._tell(facts, is_open=scope["path"] in OPEN_PATHS)
                     self.on_response(facts, time.perf_counter() - began_s)
                     if span is not None:
                         span.update_name(f"{method} {facts['route']}")
@@ -623,6 +759,7 @@ class Observed:
 
 _SLICE_BYTES = 4096  # a head passes its limit by at most this
 _LINGER_S = 2.0
+_MAPPED = "::ffff:"
 _OTHER_FILES = 1024  # files of the process that are not connections
 # When all places are taken, one in 16 connections is given up at once.
 _EVICTED_SHARE = 16
@@ -648,7 +785,8 @@ class LimitedProtocol(H11Protocol):
     """The protocol of one connection, with :class:`ConnectionLimits` on what a client may send and when.
 
     ``phase`` is what the connection waits for: the headers (``head``) or ``body`` of a request, the application's
-    ``answer``, the next request (``idle``), or, after a refusal, the end of what the client sends (``closing``).
+    ``answer``, the end of a pause before a refusal (``held``), the next request (``idle``), or, after a refusal, the
+    end of what the client sends (``closing``).
     """
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
@@ -658,12 +796,17 @@ class LimitedProtocol(H11Protocol):
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
+        # In the state of each request, for `Guard`.
+        self.app_state = {**self.app_state, "hold": partial(self._enter, "held")}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection. If there are now more connections than the limit, abort some that are not waiting for
         the application's answer: the longest waiting ones, of the client address that has most of them.
         """
         super().connection_made(transport)
+        # An IPv4 client of a socket for both families, as `::ffff:192.0.2.1`.
+        if self.client is not None and self.client[0].startswith(_MAPPED):
+            self.client = (self.client[0].removeprefix(_MAPPED), self.client[1])
         # A response leaves in several pieces; asyncio does not set this for a socket that it did not make.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._enter("head")
@@ -672,7 +815,7 @@ class LimitedProtocol(H11Protocol):
         connections: Any = self.connections  # uvicorn's type does not know this protocol
         waiting = [connection for connection in connections if connection.phase != "answer"]
         # Without the port.
-        addresses = {one: one.client[0] if one.client else "" for one in waiting}
+        addresses = {one: network_of(one.client[0]) if one.client else "" for one in waiting}
         busiest = Counter(addresses.values()).most_common(1)[0][0] if waiting else None
         most = sorted((one for one in waiting if addresses[one] == busiest), key=lambda one: one.phase_since_s)
         # Several at once: the choice looks at all connections, which would be slow for each one of a flood.
@@ -690,7 +833,7 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass received bytes to the parser: one request at a time, and headers in slices of 4 KiB."""
         while data and self.phase != "closing" and not self.transport.is_closing():
-            if self.phase == "answer":  # a second request before the first is answered
+            if self.phase in ("answer", "held"):  # a second request before the first is answered
                 self.cycle.keep_alive = False
                 return
             size = len(data) if self.phase == "body" else _SLICE_BYTES
@@ -849,7 +992,7 @@ class TlsFiles:
 BIND_TIMEOUT_S = 2.0
 """How long a server waits for its port, which a process that was killed a moment ago may still hold, in seconds."""
 _STOP_TIMEOUT_S = 30.0
-_BACKLOG, _ACCEPTED_TOGETHER = 4096, 64
+_BACKLOG, _ACCEPTED_TOGETHER = 4096, 4
 _GRACE_S = 10  # less than `_STOP_TIMEOUT_S`, so that uvicorn ends its requests before its thread is abandoned
 _TICKS_PER_LOOK = 20  # ticks of a tenth of a second
 
@@ -878,9 +1021,12 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         if self.log_file is not None:
+            is_new = not os.path.lexists(self.log_file)
             try:
                 # Opened now, because the process that writes it could only fail after the start.
                 PrivateFile(self.log_file).close()
+                if is_new:  # the command may still be refused
+                    self.log_file.unlink()
             except OSError as error:
                 raise ValueError(
                     f"--log-file: {self.log_file} cannot be written ({error}); give another file."
@@ -909,18 +1055,23 @@ class HttpServer:
         ``tracer`` creates a span for each request; None: one is made if ``settings.traces`` is set. If the port is in
         use, wait for it up to ``bind_timeout_s``.
         """
-        # First: a port that is taken ends the start before anything else is opened.
+        # First: a port that is taken ends the start before anything else is opened, and so do files that are gone.
         listening = bind(settings.host, settings.port, timeout_s=bind_timeout_s)
-        if settings.log_file is not None:
-            handler = PrivateFile(settings.log_file)
-            handler.setFormatter(JsonLines())
-            # Other packages log warnings only: they may log what this service must not, such as addresses.
-            logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-            for name in PACKAGES:
-                logging.getLogger(name).setLevel(logging.INFO)
-        if settings.traces and tracer is None:
-            tracer = tracer_to()
         try:
+            try:
+                if settings.log_file is not None:
+                    handler = PrivateFile(settings.log_file)
+                    handler.setFormatter(JsonLines())
+                    # Other packages log warnings only: they may log what this service must not, such as addresses.
+                    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+                    for name in PACKAGES:
+                        logging.getLogger(name).setLevel(logging.INFO)
+                if settings.tls is not None:
+                    replace(settings.tls)  # which reads the files: they may not be on this node
+                if settings.traces and tracer is None:
+                    tracer = tracer_to()
+            except (OSError, ValueError, ImportError) as error:
+                raise ServiceError(f"The service cannot start: {error}") from error
             self._app = app = make_app(settings, tracer=tracer)
         except BaseException:
             listening.close()  # a program that goes on can use the port
@@ -959,6 +1110,8 @@ class HttpServer:
 
     def stop(self) -> None:
         """Finish the requests that have begun, then stop the server."""
+        # A request whose body arrives from now on is refused.
+        self._app.state.is_closing = True
         # Streams first: a graceful stop waits for responses, and a stream may last for minutes.
         if hasattr(self._app.state, "streams"):
             self._app.state.streams.close()
@@ -997,14 +1150,15 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int, *, timeout_s: float) -> socket.socket:
-    """Return a listening socket. If the port is in use, wait up to ``timeout_s`` until it is free. ServiceError if it
-    is impossible to listen at this address."""
+    """Return a listening socket; at ``::`` it listens for IPv4 too. If the port is in use, wait up to ``timeout_s``
+    until it is free. ServiceError if it is impossible to listen at this address."""
     # A process that just died may still hold the port.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    is_dual = host == "::" and socket.has_dualstack_ipv6()
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
-            return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=is_dual)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline_s:
                 other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"

@@ -26,6 +26,7 @@ from student.student import load_student
 
 MAX_RECORDS_PER_REQUEST = 1024
 _IMAGE_DIMENSIONS = 3
+_MOST_DIMENSIONS = 32
 OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 """Takes the groups and labels of some predictions, in order; returns whether each may be answered."""
 
@@ -151,6 +152,12 @@ def read_features(
             column = next(name for name in names if str(error).startswith(f"{name}: "))
             raise FaultError(422, f"{field}.{column}", record.columns.get(column), f"{error}.") from error
     try:
+        depth, inner = 0, record.features
+        while isinstance(inner, list):
+            depth, inner = depth + 1, inner[0] if inner else None
+        # NumPy cannot hold more dimensions than 64, nor iterate over more than 32.
+        if depth > _MOST_DIMENSIONS:
+            raise FaultError(422, field, record.features, f"Expected features of shape {shape}.")
         # NumPy reads "1" and true as numbers, so types are checked first.
         if not set(map(type, np.array(record.features, dtype=object).flat)) <= {int, float}:
             raise TypeError("expected numbers")  # noqa: TRY301 - one error for all

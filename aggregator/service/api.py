@@ -42,7 +42,17 @@ from aggregator.service.page import Advice, Latest, PointInTime, States, charge_
 from aggregator.service.writer import Batcher, Snapshot
 from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
-from fairpate.http_server import Body, FaultError, Faults, Health, KnownCaller, fault, faults_response, json_response
+from fairpate.http_server import (
+    Body,
+    FaultError,
+    Faults,
+    Health,
+    KnownCaller,
+    add_open_route,
+    fault,
+    faults_response,
+    json_response,
+)
 from fairpate.pages import at_most, delta_text, meaning
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import strict, worded
@@ -679,7 +689,7 @@ def add_analyst_routes(
         state = request.scope["state"]
         # For the access log and the metrics, which see the request and not its body.
         state["num_queries"] = len(questions)
-        replies = await batcher.ask(questions, state["caller"], state["request_id"])
+        replies = await batcher.ask(questions, state["caller"], state["request_id"], state["is_admitted"])
         rows = [reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return json_response({"replies": rows, "budget_crossed_at": crossed})
@@ -738,10 +748,11 @@ def add_analyst_routes(
 
     state = Latest(states.for_analyst, max_age_s=_ANALYSTS_AGE_S)
 
-    @app.get("/", include_in_schema=False)
     async def front() -> Response:
         content, headers = page(needs_token=tokens.needs_token)
         return Response(content, media_type="text/html", headers=headers)
+
+    add_open_route(app, "/", front, include_in_schema=False)
 
     @app.get("/v1/about", response_model=About)
     async def about(request: Request) -> Response:

@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -374,6 +375,8 @@ class LiveTokens:
         self._store_version: tuple[int, ...] = ()
         self._file_versions: dict[Path, tuple[int, ...]] = {}
         self._look_again_s = 0.0
+        # The event loop asks, and so does the thread that charges: an older content must not be kept as the newest.
+        self._looking = threading.Lock()
         self._needs_token = False
         if not book.is_empty:
             self._need_token()
@@ -400,39 +403,40 @@ class LiveTokens:
 
     def _look(self) -> None:
         """Look at most every half second whether the token files or the store have changed, and read those again."""
-        now_s = time.monotonic()
-        if now_s < self._look_again_s:
-            return
-        self._look_again_s = now_s + _LOOK_EVERY_S
-        found = {path: version for _, path in self._book.files if (version := file_version(path))}
-        # A file that is gone leaves its tokens in force: the service may have moved to a node without it.
-        if len(found) == len(self._book.files) and found != self._file_versions:
-            self._file_versions = found
-            roles = {role for role, _ in self._book.files}
-            kept = tuple(entry for entry in self._book.entries if entry[1].role not in roles)
+        with self._looking:
+            now_s = time.monotonic()
+            if now_s < self._look_again_s:
+                return
+            self._look_again_s = now_s + _LOOK_EVERY_S
+            found = {path: version for _, path in self._book.files if (version := file_version(path))}
+            # A file that is gone leaves its tokens in force: the service may have moved to a node without it.
+            if len(found) == len(self._book.files) and found != self._file_versions:
+                self._file_versions = found
+                roles = {role for role, _ in self._book.files}
+                kept = tuple(entry for entry in self._book.entries if entry[1].role not in roles)
+                try:
+                    read = [_parse(read_private(path), role, str(path)) for role, path in self._book.files]
+                    self._book = replace(self._book, entries=(*kept, *(entry for part in read for entry in part)))
+                except TokenError as error:
+                    # No access rather than too much: a token may have been removed from the file that cannot be read.
+                    _log.error("No token of the token files is accepted until this error is fixed: %s", error)
+                    self._book = replace(self._book, entries=kept)
+            path = self._book.store
+            # The version before the content: a store that is replaced in between is read again at the next look.
+            version = () if path is None else file_version(path)
+            if path is None or (version and version == self._store_version):
+                return
+            self._store_version = version
+            # The limits stay: no caller may spend more because a file is gone or cannot be read.
+            store = self.stored.with_tokens(())
             try:
-                read = [_parse(read_private(path), role, str(path)) for role, path in self._book.files]
-                self._book = replace(self._book, entries=(*kept, *(entry for part in read for entry in part)))
-            except TokenError as error:
-                # No access rather than too much: a token may have been removed from the file that cannot be read.
-                _log.error("No token of the token files is accepted until this error is fixed: %s", error)
-                self._book = replace(self._book, entries=kept)
-        path = self._book.store
-        # The version before the content: a store that is replaced in between is read again at the next look.
-        version = () if path is None else file_version(path)
-        if path is None or (version and version == self._store_version):
-            return
-        self._store_version = version
-        # The limits stay: no caller may spend more because a file is gone or cannot be read.
-        store = self.stored.with_tokens(())
-        try:
-            if version:
-                # Before the store is read: a damaged store, too, admits no caller without a token.
-                self._need_token()
-                store = read_store(path)
-        except Exception as error:  # noqa: BLE001 - after any error, tokens that were good may be revoked
-            _log.error("No token of the token store is accepted until this error is fixed: %s", error)
-        self.stored, self._stored_entries = store, store.entries
+                if version:
+                    # Before the store is read: a damaged store, too, admits no caller without a token.
+                    self._need_token()
+                    store = read_store(path)
+            except Exception as error:  # noqa: BLE001 - after any error, tokens that were good may be revoked
+                _log.error("No token of the token store is accepted until this error is fixed: %s", error)
+            self.stored, self._stored_entries = store, store.entries
 
     def _need_token(self) -> None:
         self._needs_token = True

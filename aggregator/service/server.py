@@ -153,8 +153,8 @@ class AggregatorActor:
         self._backend: Backend | None = None
         self._server: HttpServer | None = None
         self._failure = ""
-        try:
-            check_exposure(settings)  # here too: a restarted process finds the present files
+
+        def make_app(settings: ServiceSettings, *, tracer: Any) -> FastAPI:
             # A process that replaces one that died tries again for a while: its disk may come back.
             deadline_s = time.monotonic() + (_REOPEN_TIMEOUT_S if is_restarted() else 0.0)
             while self._backend is None:
@@ -165,12 +165,20 @@ class AggregatorActor:
                         raise
                     _log.warning("The service cannot start yet, and tries again: %s", error)
                     time.sleep(_REOPEN_PAUSE_S)
-            # A process that another replaces may hold the port until its last requests have ended.
+            return self._backend.app(settings, tracer=tracer)
+
+        try:
+            check_exposure(settings)  # here too: a restarted process finds the present files
+            # The port first, and the backend last: opening it may stop another process that writes the ledger. A
+            # process that another replaces may hold the port until its last requests have ended.
             self._server = HttpServer(
-                self._backend.app, settings, bind_timeout_s=_STOP_TIMEOUT_S if is_restarted() else BIND_TIMEOUT_S
+                make_app, settings, bind_timeout_s=_STOP_TIMEOUT_S if is_restarted() else BIND_TIMEOUT_S
             )
         except UserError as error:  # stored for the caller, because Ray would print a traceback of it
             self._failure = str(error)
+            if self._backend is not None:
+                self._backend.ledger.close()
+                self._backend.close()
 
     def is_serving(self) -> bool:
         """Return whether the service accepts requests. ServiceError, with the cause, if it could not start."""

@@ -37,7 +37,7 @@ from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.session import AggregatorSession, BudgetStatus, Query, Question, QuotaExceededError, Reply
 from aggregator.store import DeposedError, LedgerError, UnreachableError
-from fairpate.http_server import KnownCaller, Reason
+from fairpate.http_server import KnownCaller, NotAdmittedError, Reason
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
 from fairpate.types import IntArray, UserError
@@ -455,6 +455,7 @@ class _WaitingRequest:
     questions: Sequence[Question]
     caller: KnownCaller
     request_id: str
+    is_admitted: Callable[[], bool]
     answered: asyncio.Future[Sequence[Reply]]
 
 
@@ -474,12 +475,22 @@ class Batcher:
     _line: list[_WaitingRequest] = field(default_factory=list, init=False)
     _server: asyncio.Task[None] | None = field(default=None, init=False)
 
-    async def ask(self, questions: Sequence[Question], caller: KnownCaller, request_id: str) -> Sequence[Reply]:
+    async def ask(
+        self,
+        questions: Sequence[Question],
+        caller: KnownCaller,
+        request_id: str,
+        is_admitted: Callable[[], bool] = lambda: True,
+    ) -> Sequence[Reply]:
         """Submit the questions of a request; return one reply per question, in order.
 
         If a question is new, the replies are returned when the next multiple of ``answer_step_s`` has passed since the
         call. QuotaExceededError if the request has more new queries than the caller's quota allows now; then none of
         its queries is submitted. An error of the session is raised for all requests that were submitted together.
+
+        ``is_admitted`` returns whether the token of the request is still valid; any thread calls it. It is asked before
+        the vote and right before the charge. NotAdmittedError if it is not: then the request is charged nothing, and
+        queries that another request submits too are charged to that one.
         """
         stored = self.writer.books.ledger.outcome_of.get
         replies = [outcome for q in questions if (outcome := stored(q.query.key)) is not None]
@@ -489,7 +500,10 @@ class Batcher:
         loop = asyncio.get_running_loop()
         came_in_s = loop.time()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
-        self._line.append(_WaitingRequest(questions=questions, caller=caller, request_id=request_id, answered=answered))
+        waiting = _WaitingRequest(
+            questions=questions, caller=caller, request_id=request_id, is_admitted=is_admitted, answered=answered
+        )
+        self._line.append(waiting)
         # Between its last look at the line and its end the task awaits nothing, so no request is left behind.
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
@@ -522,23 +536,34 @@ class Batcher:
 
     def _ask_together(
         self, session: AggregatorSession, group: Sequence[_WaitingRequest]
-    ) -> list[Sequence[Reply] | QuotaExceededError]:
+    ) -> list[Sequence[Reply] | QuotaExceededError | NotAdmittedError]:
         """Submit several requests together; return for each request its replies, or the error if the caller's quota
-        refused it.
+        refused it or its token is no longer valid.
 
         Runs on the writer's thread, one group of requests at a time.
         """
         ledger = self.writer.books.ledger
-        # Changed limits are stored before anything is charged under them.
-        for name, limit in self.own_limits().items():
-            if ledger.limits.get(name, NO_LIMIT) != limit:
-                session.limit(name, limit)
-        refused: list[QuotaExceededError | None] = []
+        refused: list[QuotaExceededError | NotAdmittedError | None] = []
+
+        def look_again() -> None:
+            """Refuse the requests whose tokens are no longer valid, and store the limits that have changed."""
+            for place, request in enumerate(group[: len(refused)]):
+                if refused[place] is None and not request.is_admitted():
+                    refused[place] = NotAdmittedError()
+            # Before anything is charged under them.
+            for name, limit in self.own_limits().items():
+                if ledger.limits.get(name, NO_LIMIT) != limit:
+                    session.limit(name, limit)
+
+        look_again()
         with_quota: set[str] = set()  # an operator has none
         first_caller: dict[str, str] = {}
         by_key: dict[str, Question] = {}
-        askers: dict[str, tuple[Asker, ...]] = {}
-        for request in group:
+        askers: dict[str, list[tuple[int, Asker]]] = {}  # with the position of the request
+        for place, request in enumerate(group):
+            if not request.is_admitted():
+                refused.append(NotAdmittedError())
+                continue
             name = request.caller.name
             keys = {question.query.key for question in request.questions}
             # A key that an earlier request of the group asks too is charged to that one.
@@ -555,8 +580,15 @@ class Batcher:
             asker = Asker(name, request.request_id)
             for question in request.questions:
                 by_key[question.query.key] = question
-                askers[question.query.key] = (*askers.get(question.query.key, ()), asker)
+                askers.setdefault(question.query.key, []).append((place, asker))
         voted = False
+
+        def admit(queries: Sequence[Query]) -> Sequence[Query]:
+            look_again()
+            return [
+                replace(query, askers=tuple(asker for place, asker in askers[query.key] if refused[place] is None))
+                for query in queries
+            ]
 
         def vote(queries: Sequence[Query]) -> IntArray:
             nonlocal voted
@@ -564,10 +596,10 @@ class Batcher:
             return self.count_votes([by_key[query.key] for query in queries])
 
         try:
-            queries = [replace(question.query, askers=askers[key]) for key, question in by_key.items()]
             found = session.ask(
-                queries,
+                [question.query for question in by_key.values()],
                 vote,
+                admit=admit,
                 quota=lambda name: (
                     self.quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
                 ),

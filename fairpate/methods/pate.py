@@ -55,7 +55,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from aggregator import session as sessions
-from aggregator.ledger import Charge, Ledger, LedgerTerms
+from aggregator.ledger import Charge, Ledger, LedgerState, LedgerTerms
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Mechanism, Outcome
 from aggregator.session import AggregatorSession, Ballot, SessionResult
 from aggregator.store import LedgerError, Place, is_database
@@ -144,6 +144,19 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
     context.write_json(run.statement, types.strict(served))
 
 
+def require_released(run: RunDirectory, queries: Split, ledger: LedgerState) -> None:
+    """Raise RunDirectoryError unless ``ledger`` has all labels that the run released on its ``queries``, and as many
+    outcomes as the run's statement mentions."""
+    _, lost = missing_labels(run, queries, ledger.outcome_of.get)
+    stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+    if lost or len(ledger.outcome_of) < stated:
+        lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
+        raise RunDirectoryError(
+            f"{ledger.name}: this ledger lacks {lacks} that the run has released. Restore all files of the "
+            "ledger, and the public records of the data set, from one copy; or start a new run folder."
+        )
+
+
 def open_ledger(
     run: RunDirectory,
     terms: LedgerTerms,
@@ -182,14 +195,7 @@ def open_ledger(
                 "again."
             )
         if released:
-            _, lost = missing_labels(run, queries, ledger.outcome_of.get)
-            stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
-            if lost or len(ledger.outcome_of) < stated:
-                lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
-                raise RunDirectoryError(  # noqa: TRY301 - the ledger is closed below
-                    f"{ledger.name}: this ledger lacks {lacks} that the run has released. Restore all files of the "
-                    "ledger, and the public records of the data set, from one copy; or start a new run folder."
-                )
+            require_released(run, queries, ledger)
         # After the check: the meter would settle the odometer to a ledger that lacks what was released.
         if meter is not None:
             meter.settle(ledger)

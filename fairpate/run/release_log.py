@@ -41,7 +41,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.ledger import Ledger, LedgerState, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
 from fairpate.files import PathIn, arrays_digest, give_to_owner, make_folder, write_atomically
@@ -377,6 +377,8 @@ class Odometer:
     def totals(self, *, delta: float, data: str | None = None) -> list[Total]:
         """Return the total privacy cost at ``delta`` for each data set (or only for ``data``), unit and relation, in
         sorted order."""
+        if not self.path.exists():  # nothing was charged yet, and reading makes no file
+            return []
         with self.transaction() as database:
             rows = _rows(database, data=data)
             limits = {
@@ -1062,12 +1064,8 @@ class LedgerMeter:
     _held: int = field(default=0, init=False)
     _ledger: Ledger | None = field(default=None, init=False)
 
-    def settle(self, ledger: Ledger) -> None:
-        """Set the charge in the odometer (the database of privacy costs) to the number of queries that ``ledger``
-        contains, and from now on charge further queries in advance.
-
-        RunDirectoryError if the ledger contains fewer queries than were charged before.
-        """
+    def check(self, ledger: LedgerState) -> None:
+        """Raise RunDirectoryError if ``ledger`` contains fewer queries than were charged before."""
         stored = self.log.stored()
         # `num_queries` is what the ledger surely contained, not the queries charged ahead.
         if stored is not None and len(ledger.keys) < stored.num_queries:
@@ -1075,6 +1073,15 @@ class LedgerMeter:
                 f"{ledger.name}: this ledger lacks {stored.num_queries - len(ledger.keys)} of {stored.num_queries} "
                 "queries that were charged; restore all of its files from one later copy."
             )
+
+    def settle(self, ledger: Ledger) -> None:
+        """Set the charge in the odometer (the database of privacy costs) to the number of queries that ``ledger``
+        contains, and from now on charge further queries in advance.
+
+        RunDirectoryError if the ledger contains fewer queries than were charged before.
+        """
+        self.check(ledger)
+        stored = self.log.stored()
         self._ledger, ledger.hold, self._settled = ledger, self, len(ledger.keys)
         # A ledger that was opened but never queried is no release.
         if self._settled or stored is not None:

@@ -35,7 +35,7 @@ from fastapi import FastAPI
 from aggregator import audit, store
 from aggregator.ledger import NO_LIMIT, Ledger, LedgerState, OwnLimit, back_end, noted_at, read_ledger
 from aggregator.service import auth, server
-from aggregator.service.api import Facts
+from aggregator.service.api import Facts, bodies_for
 from aggregator.service.auth import LiveTokens, TokenStore
 from aggregator.service.server import Backend, Service, ServiceSettings, start_service
 from aggregator.session import AggregatorSession, PublicPool
@@ -57,7 +57,7 @@ from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import CODEBOOKS
 from fairpate.data.tables import RecordForm, feature_codes, form_of
-from fairpate.files import give_to_owner
+from fairpate.files import check_output, give_to_owner
 from fairpate.http_server import HttpServer, Role, ServiceError
 from fairpate.methods import pate
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
@@ -132,12 +132,20 @@ SPENT = (
 )
 
 
+TOOK_OVER = (
+    "A service that wrote this ledger before cannot write it any more: it still gives stored replies, answers new "
+    "queries with 503, and does not come back by itself. End it. To go back to it, stop this service and start the "
+    "earlier one again."
+)
+
+
 def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
     """Open data set, voters and ledger of the run in ``root``, and return the backend that answers the queries of its
     service. Called in the service's Ray actor.
 
     ``state``: the operator's folder with the odometer; None: the folder of this process. ``take_over``: stop another
-    process that writes the ledger, which only a ledger in a database allows.
+    process that writes the ledger, which only a ledger in a database allows. It is stopped last, after records, voters
+    and ledger were read and checked: an error before leaves it as it was.
     """
     run = RunDirectory(root=root)
     if isinstance(config, OwnVotes):
@@ -150,27 +158,46 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     dataset, voters = plan.dataset, config.standing_voters(plan.dataset, run)
     terms = plan.terms(voters.ensemble)
 
-    def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
+    place = place_of(run).ledger
+
+    def new_meter() -> LedgerMeter:
         log = ReleaseLog(
             run, Odometer(state or state_folder()), data=dataset.name, method=config.method, part=dataset.part
         )
-        ledger_meter = LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand)
-        if take_over:
-            audit.note_action(run.actions, "take over")
+        return LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand)
+
+    def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
         # Never made here: a run whose ledger was deleted must not begin to count from zero.
-        ledger = pate.open_ledger(run, terms, plan.queries, create=False, meter=ledger_meter, take_over=take_over)
+        ledger = pate.open_ledger(run, terms, plan.queries, create=False, meter=new_meter(), take_over=take_over)
         return ledger, AggregatorSession(ledger, source=plan.source)
 
     try:
+        public = public_pool(dataset, takes_posted=config.votes_on_anything)
+        facts = public_words(run, config, dataset)
+
+        def try_vote() -> None:
+            # Not released, so that it is free and needs no name.
+            voters.ask(public.features[:1], ["no query"])
+
         # An actor that Ray restarts takes nothing over, because a third writer may have done so meanwhile.
-        ledger, session = open_books(take_over=take_over and not server.is_restarted())
+        takes_over = take_over and not server.is_restarted()
+        if takes_over:
+            # Before the other process is stopped, which does not come back by itself: all that may fail here.
+            found = read_ledger(place, place_of(run).anchor)
+            found.require_terms(terms)
+            pate.require_released(run, plan.queries, found)
+            new_meter().check(found)
+            bodies_for(public)
+            try_vote()
+            pate.state_for_service(run, terms)
+            audit.note_action(run.actions, "take over")
+        ledger, session = open_books(take_over=takes_over)
     except BaseException:
         # Their actors would outlive a service that never started.
         voters.close()
         raise
     # Before the service can answer: a crash after an answer must not leave a claim that is too small.
     pate.state_for_service(run, terms)
-    public = public_pool(dataset, takes_posted=config.votes_on_anything)
     return Backend(
         ledger=ledger,
         session=session,
@@ -179,11 +206,10 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         # Without `take_over`: a service that was taken over must not take its successor over by itself.
         reopen=open_books,
         voters_answer=voters.are_answering,
-        # Not released, so that it is free and needs no name.
-        try_vote=lambda: voters.ask(public.features[:1], ["no query"]),
+        try_vote=try_vote,
         close=voters.close,
         last_backup=lambda: last_backup_s(run),
-        facts=public_words(run, config, dataset),
+        facts=facts,
     )
 
 
@@ -228,6 +254,8 @@ def serve_aggregator(
         name = service_name(run)
         service = start_service(name, open_backend, arguments, settings, detached=detach, resources=resources)
         say(f"{run.root} is served at {settings.url} (documentation: {settings.url}/docs)")
+        if take_over:
+            say(TOOK_OVER)
         write = f"fairpate report {shlex.quote(str(run.root))}"
         say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
         if not config.leaves_room:
@@ -387,7 +415,8 @@ def back_up_run(path: Path, out: Path) -> int:
     run, source = ledger_of(path)
     if ledger_files(out):
         raise ConfigError(f"OUT: {out} already exists; give the backup another name.")
-    # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
+    # Verified before it is copied: a copy of a damaged ledger would pass for a backup. The note comes after this, so
+    # that a refused command leaves none, and before the first byte is written.
     header, rows, _ = verified(source.ledger, source.anchor)
     _note_reading(run, "backup", out=str(out))
     back_end(out).write(out, header, rows)
@@ -440,16 +469,21 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                 f"{shown(copy)}: this backup contains the outcomes of {num_outcomes} queries, but {run.statement} "
                 f"states {stated}; give a later backup."
             )
-        found: list[Row] = []
+        found: list[Row] | None = None
         if is_database(target.ledger):
             try:
                 found = verified(target.ledger, None)[1]
             except UnreachableError:
                 raise
             except LedgerError:
-                pass  # none there yet, or one that is damaged, which is not written over
-            if found and found != rows:
+                found = None  # none there yet, or one that is damaged, which is not written over
+            if found is not None and found != rows:
                 raise LedgerError(f"{shown(target.ledger)}: there is another ledger; give the URL of a new one.")
+        else:
+            path = Path(target.ledger).absolute()
+            check_output(path.parent, "--to" if to else "FOLDER")
+            if path not in (run.ledger.absolute(), before.ledger) and (left := ledger_files(path)):
+                raise ConfigError(f"--to: {left[0]} exists already; give the path of a new file.")
         # After every check: what is refused is not in the journal.
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if not is_database(target.ledger):
@@ -635,6 +669,8 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
     if out is None:
         yield from (line for _, line in lines)
         return
+    # The first line before the file is touched: a ledger or a log that is refused leaves the file as it was.
+    lines = itertools.chain([*itertools.islice(lines, 1)], lines)
     descriptor = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.fchmod(descriptor, 0o600)  # a log that exists too: its lines name who asked, and when
     give_to_owner(descriptor, out.absolute().parent)
@@ -698,7 +734,7 @@ def change_tokens(
     when: str | None = None,
 ) -> str:
     """Change the tokens of the caller ``name`` of a run's service, after noting the change in the run's log of
-    operators' actions.
+    operators' actions. A change that is refused is not noted.
 
     The values of ``change``:
 

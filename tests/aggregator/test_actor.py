@@ -1,12 +1,14 @@
 """The aggregator as a Ray actor on a real port: killed, restarted, and refused where it must not start."""
 
 import dataclasses
+import logging
 import math
 import os
 import signal
 import sys
 import threading
 
+import httpx
 import pytest
 import serving
 from ray import cloudpickle
@@ -105,6 +107,33 @@ def test_a_port_that_is_taken_is_named():
         bind(*taken.getsockname(), timeout_s=0)
     with pytest.raises(ServiceError, match=r"cannot listen there .*; give another --host"):
         bind("192.0.2.1", free_port(), timeout_s=math.inf)  # an address of no machine: waiting would not help
+
+
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too(path):
+    """A health check inside the container asks 127.0.0.1, and a proxy there names its callers."""
+    try:
+        bind("::1", free_port(), timeout_s=0).close()
+    except ServiceError:
+        pytest.skip("this machine has no IPv6")
+    told = []
+    backend = open_backend(path)
+    settings = ServiceSettings(port=free_port(), host="::", tokens=serving.tokens_of_both_roles())
+    server = HttpServer(backend.app, settings)
+    try:
+        handler = logging.Handler()
+        handler.emit = told.append
+        logging.getLogger("fairpate.requests").addHandler(handler)
+        logging.getLogger("fairpate.requests").setLevel(logging.INFO)
+        for host in ("127.0.0.1", "[::1]"):
+            url = f"http://{host}:{settings.port}/livez"
+            assert httpx.get(url).status_code == 200
+            assert httpx.get(url, headers={"X-Forwarded-For": "192.0.2.9"}).status_code == 200
+    finally:
+        logging.getLogger("fairpate.requests").removeHandler(handler)
+        logging.getLogger("fairpate.requests").setLevel(logging.NOTSET)
+        server.stop()
+        backend.close()
+    assert [record.address for record in told][:3] == ["127.0.0.1", "192.0.2.9", "::1"]
 
 
 def test_a_server_that_cannot_start_leaves_its_port_free():

@@ -194,6 +194,49 @@ def test_the_largest_body_follows_from_the_public_shape_of_a_record(dtype, shape
     assert largest_body_bytes(shape, is_bytes=dtype == np.uint8, most_records=MAX_QUERIES_PER_REQUEST) == expected
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"queries": [{"id": 1}], "queries": [{"id": 2}]}',
+        b'{"queries": [{"id": 1, "id": 2}]}',
+        b'{"queries": [{"id": 1, "\\u0069d": 1}]}',
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/queries", "/v1/estimate"])
+def test_a_key_that_is_given_twice_is_refused_and_nothing_is_charged(http, route, body):
+    answer = http.post(route, content=body, headers={"Content-Type": "application/json"})
+    (fault,) = answer.json()["errors"]
+    assert (answer.status_code, fault["field"]) == (422, "body")
+    assert fault["value"] in ("id", "queries")
+    assert "given twice" in fault["remedy"]
+    assert http.get("/v1/budget").json()["queries_submitted"] == 0
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz", "/"])
+def test_paths_without_a_token_answer_head_and_options(http, path):
+    got = http.get(path, headers={"Authorization": ""})
+    head = http.head(path, headers={"Authorization": ""})
+    assert (head.status_code, head.content) == (200, b"")
+    assert {name: head.headers[name] for name in ("content-length", "content-type", "cache-control")} == {
+        name: got.headers[name] for name in ("content-length", "content-type", "cache-control")
+    }
+    options = http.options(path, headers={"Authorization": ""})
+    assert (options.status_code, options.content, options.headers["allow"]) == (204, b"", "GET, HEAD, OPTIONS")
+    refused = http.post(path, headers={"Authorization": ""})
+    assert refused.status_code == 405
+    assert set(refused.headers["allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+    assert http.get("/v1/budget").status_code == 200  # the connection is in order
+
+
+def test_a_service_that_is_not_ready_says_so_to_head(service):
+    def lost(_):
+        raise VotesUnavailableError("gone")
+
+    url = service(count_votes=lost)
+    assert httpx.post(f"{url}/v1/queries", json=ids([1])).status_code == 503
+    assert httpx.head(f"{url}/readyz").status_code == httpx.get(f"{url}/readyz").status_code == 503
+
+
 def test_unknown_paths_and_methods_are_explained(refusing):
     for response in (refusing.get("/v1/votes"), refusing.delete("/v1/budget"), refusing.get("/v1/queries/xyz")):
         assert response.status_code in (404, 405, 422)

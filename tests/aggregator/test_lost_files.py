@@ -3,7 +3,10 @@ crash: the same answers or a refusal that names the file and the remedy, and nev
 
 import itertools
 import os
+import pathlib
 import shutil
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -208,3 +211,51 @@ def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path
         with pytest.raises(LedgerError, match="was replaced while it was being opened"):
             Ledger(path, TERMS)
     assert holds_all(path, create=True)
+
+
+def test_a_note_of_the_last_entry_that_was_written_in_part_is_an_error(path, monkeypatch):
+    """The kernel may write less than it was given; such a head would refuse its ledger."""
+    with Ledger(path, TERMS) as ledger:
+        fill(ledger)
+        reserved = reserve(ledger, "another")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", lambda *_: 40)
+            with pytest.raises(LedgerError, match="only 40 of the 86 bytes that note the last entry"):
+                ledger.commit(reserved, [ANSWER])
+        assert ledger.outcome_of.get("another") is None, "nothing leaves"
+        with pytest.raises(LedgerError, match="writing to the ledger ended"):
+            reserve(ledger, "third")
+    # The entry was stored: the head is behind now, and is completed when the ledger is opened.
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", lambda *_: 40)
+        with pytest.raises(LedgerError, match="only 40 of the 86 bytes"):
+            Ledger(path, TERMS)
+    with Ledger(path, TERMS) as ledger:
+        assert ledger.outcome_of.get("another") == ANSWER
+
+
+def test_an_anchor_that_was_written_in_part_is_an_error_and_is_not_left_behind(tmp_path):
+    """The limit on a file's size ends the write in the middle, for real."""
+    script = """
+import resource, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from aggregator.store import FileAnchor, Head, LedgerError, StoreError
+folder, head = Path(sys.argv[1]), Head(1, "0" * 64)
+FileAnchor(folder / "anchor").make(head)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40, resource.RLIM_INFINITY))
+try:
+    FileAnchor(folder / "new").make(head)
+except LedgerError as error:
+    print(error)
+try:
+    FileAnchor(folder / "anchor").note(Head(2, "1" * 64))
+except StoreError as error:
+    print(error)
+"""
+    root = pathlib.Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", script, tmp_path, root], capture_output=True, text=True, check=True)  # noqa: S603
+    first, second = done.stdout.splitlines()
+    assert "the anchor cannot be created (only 40 of the 86 bytes" in first
+    assert second.startswith("only 40 of the 86 bytes")
+    assert not (tmp_path / "new").exists()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import datetime
 import http.server
 import io
 import json
 import logging
 import pathlib
+import re
 import socket
 import ssl
 import subprocess
@@ -23,10 +26,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
+from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles, until
 
 from aggregator.session import VotesUnavailableError
-from fairpate.http_server import Buckets, JsonLines, PrivateFile, RequestRate, TlsFiles, tracer_to
+from fairpate.http_server import Buckets, JsonLines, PrivateFile, RequestRate, TlsFiles, network_of, tracer_to
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 
@@ -195,6 +198,67 @@ def test_guessing_tokens_is_slow_and_a_known_token_of_the_same_address_is_not(se
         assert guesses.count(401) <= 25
         assert set(guesses) == {401, 429}
         assert client.get("/v1/budget", headers=AS_ANALYST).status_code == 200
+
+
+FLOOD = {"livez": "/livez", "page": "/", "guess": "/v1/budget"}
+
+
+@pytest.mark.parametrize("path", FLOOD)
+def test_a_stranger_s_flood_is_slowed_down_counted_and_hardly_logged(service, lines, path):
+    """Eight connections that ask as fast as they are answered; an analyst of the same address asks beside them."""
+    url = service(tokens=tokens_of_both_roles())
+    request, ended = f"GET {FLOOD[path]} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), time.monotonic() + 3
+    host, _, port = url.removeprefix("http://").rpartition(":")
+
+    def ask():
+        statuses = collections.Counter()
+        with socket.create_connection((host, int(port)), timeout=10) as connection, connection.makefile("rb") as reply:
+            while time.monotonic() < ended:
+                connection.sendall(request)
+                statuses[int(reply.readline().split()[1])] += 1
+                length = 0
+                while (line := reply.readline()) != b"\r\n":
+                    length = int(line.split(b":")[1]) if line.lower().startswith(b"content-length") else length
+                reply.read(length)
+        return statuses
+
+    with concurrent.futures.ThreadPoolExecutor(8) as strangers, httpx.Client(base_url=url, headers=AS_ANALYST) as http:
+        floods = [strangers.submit(ask) for _ in range(8)]
+        time.sleep(0.5)
+        assert {http.get("/v1/budget").status_code for _ in range(20)} == {200}
+        told = sum((flood.result() for flood in floods), collections.Counter())
+        assert httpx.get(f"{url}/livez", headers=AS_ANALYST).status_code == 200
+        counted = http.get("/metrics").text
+    # At once, and then the rate: 100 and 20 a second on open paths, 20 and 2 a second of guesses; refusals likewise, 50
+    # and 2 a second, and one a second on each connection.
+    assert told[429] > 0
+    assert told.total() < (100 + 20 * 3.5 if path != "guess" else 20 + 2 * 3.5) + 50 + 2 * 3.5 + 8 * 4
+    # Requests that are refused before their route is known.
+    count = re.findall(r'fairpate_http_requests_total{method="GET",route="none",status="429"} (\S+)', counted)
+    assert float(count[0]) == told[429]
+    mine = [line for line in lines() if line["logger"] == "fairpate.requests" and "caller" not in line]
+    assert len(mine) < 20 + 1 * 4 + 1
+    assert {line["address"] for line in mine} == {"127.0.0.1"}
+
+
+def test_refusals_without_a_line_are_counted_in_a_later_one(service, lines, monkeypatch):
+    monkeypatch.setattr("fairpate.http_server._SUMMARY_S", 0.5)
+    url = service(tokens=tokens_of_both_roles())
+    with httpx.Client(base_url=url) as stranger:
+        statuses = collections.Counter(stranger.get("/v1/budget").status_code for _ in range(60))
+    until(lambda: sum(line.get("requests", 1) for line in lines() if line.get("status") in statuses) == 60)
+    summaries = [line for line in lines() if "requests" in line]
+    assert {line["status"] for line in summaries} == {401, 429}.intersection(line["status"] for line in summaries)
+    assert summaries
+    assert {line["address"] for line in summaries} == {"127.0.0.1"}
+    assert len([line for line in lines() if line.get("status") in (401, 429)]) < 30
+
+
+def test_an_address_counts_as_its_network_and_a_name_as_itself():
+    assert network_of("192.0.2.7") == "192.0.2.7"
+    assert network_of("2001:db8:1:2:3:4:5:6") == network_of("2001:db8:1:2::") == "2001:db8:1:2::/64"
+    assert network_of("fe80::1%eth0") == "fe80::/64"
+    assert network_of("unix:") == "unix:"
 
 
 def test_a_bucket_fills_at_its_rate_and_few_are_kept():

@@ -216,6 +216,30 @@ def test_words_and_truth_values_are_not_numbers(features):
         read_features(Record(features=features, group="red"), 0, untrained_student().record_shape)
 
 
+@pytest.mark.parametrize("depth", [2, 31, 32, 33, 64, 65, 200, 900])
+@pytest.mark.parametrize("inner", ["1", "", "[1, 2], [3, 4]", '"x"'])
+def test_features_that_are_nested_deeply_are_refused(alone, depth, inner):
+    features = "[" * depth + inner + "]" * depth
+    response = alone(
+        "POST",
+        "/v1/predictions",
+        content=f'{{"records": [{{"features": {features}}}]}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "records.0.features")
+
+
+def test_a_record_with_one_column_twice_is_refused(alone):
+    body = b'{"records": [{"columns": {"age": 25, "ward": "A", "age": 90}}]}'
+    response = alone("POST", "/v1/predictions", content=body, headers={"Content-Type": "application/json"})
+    (fault,) = response.json()["errors"]
+    assert (response.status_code, fault["value"]) == (422, "age")
+
+
+def test_probes_may_ask_by_head_and_options(alone):
+    assert [alone(verb, "/readyz").status_code for verb in ("GET", "HEAD", "OPTIONS")] == [200, 200, 204]
+
+
 @pytest.mark.parametrize(
     ("body", "field", "remedy"),
     [
