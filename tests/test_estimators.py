@@ -381,3 +381,15 @@ def test_a_fit_is_counted_where_it_is_given_an_odometer(tmp_path, monkeypatch):
     Odometer().set_limit("clinic", "record", epsilon=1.5, delta=1e-5)
     with pytest.raises(LimitReachedError, match="clinic, unit record: 2 releases"):
         found.fit(x, (x[:, 0] > 0).astype(int), public_X=x[:100] + 1)
+
+
+def test_a_remark_of_the_default_method_is_a_limit_also_where_it_is_read_alone() -> None:
+    """A printed statement has no heading that says what is not guaranteed."""
+    fitted = FairClassifier(epsilon=3.0, random_state=0).fit(MANY_X, MANY_Y, **PUBLIC)
+    statement = fitted.statement()
+    assert statement.method == "residual_votes"
+    (remark,) = (each for each in statement.remarks if "variant" in each)
+    assert remark.startswith("Another variant of the method may be better: ")
+    assert "is the best one" not in str(statement)
+    # Every remark is a sentence of its own, and no clause of a sentence that stands elsewhere.
+    assert not any(each.startswith(("That ", "Whether ")) and each.count(".") < 2 for each in statement.remarks)
