@@ -1,10 +1,12 @@
 # A container that serves one finished run, from the image of deploy/Dockerfile. The run is a volume; tokens come from the
 # environment or from files. Without tokens it refuses to listen beyond its own loopback.
 #
-#     docker build --file deploy/service.Dockerfile --build-arg IMAGE=REGISTRY/fairpate:0.1.0 --tag REGISTRY/fairpate-service:0.1.0 .
+#     docker build --file deploy/service.Dockerfile --build-arg IMAGE=REGISTRY/fairpate@sha256:DIGEST \
+#         --tag REGISTRY/fairpate-service:0.1.0 .
 #     docker run --init --shm-size 2g --publish 127.0.0.1:8517:8517 --volume /srv/fairpate/RUN:/run/fairpate \
 #         --volume fairpate-state:/state --env-file tokens.env REGISTRY/fairpate-service:0.1.0
-ARG IMAGE=REGISTRY/fairpate:0.1.0
+# DIGEST: what `docker push` printed for the image of deploy/Dockerfile.
+ARG IMAGE
 FROM $IMAGE
 ENV FAIRPATE_STATE=/state RAY_USAGE_STATS_ENABLED=0
 EXPOSE 8517

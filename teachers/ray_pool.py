@@ -39,14 +39,17 @@ import logging
 import math
 import os
 import secrets
+import shutil
 import signal
 import socket
+import stat
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -437,6 +440,8 @@ def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
     return fitting, f"{cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes"
 
 
+# What Ray appends: `/fairpate-abcdefgh/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store`.
+_LONGEST_PLACE = 107 - 86
 # Two in a row, because one connection may be lost on a busy network.
 _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
@@ -495,9 +500,17 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         else:
             stack.enter_context(_private_to_this_process())
             stack.enter_context(_without_unused_processes())
+            # Removed after Ray's end, with its logs; kept after an error, whose reason these may tell.
+            session = _session_folder()
+            stack.push(lambda kind, *_: None if kind else shutil.rmtree(session, ignore_errors=True))
             stack.callback(ray.shutdown)
-            # None lets Ray count the GPUs; 0 leaves them to others.
-            options = {**quiet, "include_dashboard": False, "num_gpus": None if config.num_gpus else 0}
+            options = {
+                **quiet,
+                "include_dashboard": False,
+                # None lets Ray count the GPUs; 0 leaves them to others.
+                "num_gpus": None if config.num_gpus else 0,
+                "_temp_dir": str(session / "ray"),
+            }
             try:
                 with _own_sigterm():
                     try:
@@ -509,10 +522,33 @@ def start_ray(config: RayConfig) -> Iterator[None]:
                 said = f"{error}".strip().splitlines() or [type(error).__name__]
                 raise PoolError(
                     f"Ray did not start on this machine: {said[0].rstrip('.')}. If the machine is busy, or short of "
-                    "memory or of space in /tmp, free some and give the same command again; it resumes from stored "
-                    "blocks."
+                    "memory or of disk space, free some and give the same command again; it resumes from stored "
+                    f"blocks. Ray's logs are in {session}."
                 ) from error
         yield
+
+
+def _session_folder() -> Path:
+    """Create a folder for the files of a Ray that only this user can enter, and return its path. PoolError if there is
+    no place for it.
+
+    Ray lets every user write to its own folders: in the place of its sockets another user could put theirs. So its
+    folders are made inside one that is closed. That one is in RAY_TMPDIR, or else in TMPDIR if it is suitable, or else
+    in ``/tmp``.
+    """
+    wanted = os.environ.get("RAY_TMPDIR")
+    others = [wanted] if wanted else [os.environ.get("TMPDIR"), "/tmp"]  # noqa: S108 - a folder of its own is made there
+    for place in (Path(name).absolute() for name in others if name):
+        # A path of a socket has at most 107 bytes. Where all users can write and rename what is not theirs, they could
+        # exchange the folder itself.
+        mode = place.stat().st_mode if place.is_dir() else 0
+        if len(os.fsencode(place)) <= _LONGEST_PLACE and mode & (stat.S_IWOTH | stat.S_ISVTX) != stat.S_IWOTH:
+            with suppress(OSError):
+                return Path(tempfile.mkdtemp(prefix="fairpate-", dir=place))  # of mode 0700, with a name of its own
+    raise PoolError(
+        f"Ray did not start on this machine: its files cannot be in {wanted or 'TMPDIR or /tmp'}; set RAY_TMPDIR to a "
+        f"folder with a path of at most {_LONGEST_PLACE} bytes to which you can write, and others cannot."
+    )
 
 
 @contextmanager
@@ -527,7 +563,12 @@ def _private_to_this_process() -> Iterator[None]:
     from ray._private import ray_constants
 
     mode = os.environ.get("RAY_AUTH_MODE", "token")
-    chosen = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", "RAY_AUTH_MODE": mode}
+    chosen = {
+        ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0",
+        "RAY_AUTH_MODE": mode,
+        # Ray serves its metrics to whom it may concern, without a token, and nothing here reads them.
+        "RAY_enable_metrics_collection": "0",
+    }
     if mode == "token" and os.environ.keys().isdisjoint({"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}):
         chosen["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     # Ray puts the working directory on a worker's path, where any folder named as a package would be taken for it.

@@ -1,5 +1,6 @@
 """The launcher files: valid for Ray's own validator, and what this project needs of them."""
 
+import contextlib
 import copy
 import re
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 import ray
 import yaml
 from command_lines import CommandError, check
+from packaging.requirements import Requirement
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 ROOT = Path(__file__).parents[2]
@@ -198,3 +200,54 @@ def test_the_image_has_the_locked_ray() -> None:
     )
     assert locked["ray"] == ray.__version__
     assert f"FROM rayproject/ray:{locked['ray']}-py3" in (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+
+
+def canonical_name(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def locked_versions(text: str) -> dict[str, str]:
+    return {canonical_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+
+
+def test_the_image_installs_files_with_known_digests_and_nothing_else() -> None:
+    """By digest the base, by digest each package, and all packages that one of them needs on the image's platform."""
+    image = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"^FROM \S+@\$RAY_DIGEST$", image, re.MULTILINE)
+    assert not re.search(r"^ARG RAY_DIGEST=", image, re.MULTILINE)
+    first, second = re.findall(r"^RUN pip install (.*)$", image, re.MULTILINE)
+    assert {"--require-hashes", "--requirement deploy/requirements.txt"} <= set(re.split(r" (?=--)", first))
+    assert {"--no-deps", "--no-build-isolation", "--no-index"} <= set(second.split())
+    text = (ROOT / "deploy" / "requirements.txt").read_text(encoding="utf-8")
+    rows = [line for line in text.replace("\\\n", " ").splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==\S+ +--hash=sha256:[0-9a-f]{64}", row) for row in rows)
+    locked = locked_versions(text)
+    tested = locked_versions((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    assert {name for name in locked if name in tested and locked[name] != tested[name]} == set()
+    # What is only there: CUDA's libraries, which torch asks for on that platform.
+    assert all(re.match("cuda-|nvidia-|triton$", name) for name in locked.keys() - tested.keys())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    waiting = [*project["dependencies"], *project["optional-dependencies"]["serve"], "setuptools>=77"]
+    platform = {"python_version": "3.12", "python_full_version": "3.12.8", "sys_platform": "linux"}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        asked = Requirement(waiting.pop())
+        name = canonical_name(asked.name)
+        assert name in locked, name
+        assert asked.specifier.contains(locked[name], prereleases=True), asked
+        if (place := (name, frozenset(asked.extras))) in seen:
+            continue
+        seen.add(place)
+        with contextlib.suppress(metadata.PackageNotFoundError):  # for CUDA: pip itself refuses what is missing
+            for words in metadata.requires(name) or []:
+                marker = Requirement(words).marker
+                extras = ({"extra": extra} for extra in (*asked.extras, ""))
+                if marker is None or any(marker.evaluate({**platform, **extra}) for extra in extras):
+                    waiting.append(words)
+    assert len(seen) > 80
+
+
+@LAUNCHERS
+def test_nodes_serve_no_metrics_which_ray_shows_without_the_token(path: Path) -> None:
+    starts = [line for line in commands(load(path)) if re.search(r"\bray start\b", line)]
+    assert all("RAY_enable_metrics_collection=0 " in line for line in starts)

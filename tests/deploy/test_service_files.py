@@ -181,3 +181,29 @@ def test_the_pod_of_the_aggregator_is_one_and_its_probes_are_routes_of_the_servi
             assert httpx.get(url + container[probe]["httpGet"]["path"]).status_code == 200
     labels = spec["template"]["metadata"]["labels"]
     assert found["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+def test_logrotate_reads_its_file_and_moves_the_log_of_a_service_which_makes_a_new_one(tmp_path):
+    """The log goes on under its name, and no line is lost or seen by others."""
+    log = tmp_path / "service.jsonl"
+    text = (ROOT / "deploy" / "fairpate.logrotate").read_text(encoding="utf-8")
+    assert "/var/log/fairpate/*.jsonl" in text
+    assert f"--log-file /var/log/fairpate/{log.name}" in unit_line("ExecStart")[0]
+    text = text.replace("/var/log/fairpate/*.jsonl", str(log)).replace("su fairpate fairpate", "").replace("daily", "")
+    (tmp_path / "conf").write_text(text, encoding="utf-8")
+    (tmp_path / "conf").chmod(0o644)
+    with running(tmp_path / "ledger.sqlite", tokens=tokens_of_both_roles(), log_file=log) as url:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        httpx.post(f"{url}/v1/queries", json=ids(range(2)), headers=headers)
+        run("logrotate", "--force", "--state", tmp_path / "state", tmp_path / "conf")
+        httpx.post(f"{url}/v1/queries", json=ids(range(3)), headers=headers)
+    before, after = (path.read_text(encoding="utf-8") for path in (log.with_name(f"{log.name}.1"), log))
+    assert before.count('"/v1/queries"') == after.count('"/v1/queries"') == 1
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["fairpate", *(f"fairpate-{job}" for job in JOBS)])
+def test_units_have_a_folder_for_temporary_files_of_their_own(name):
+    text = (ROOT / "deploy" / f"{name}.service").read_text(encoding="utf-8")
+    assert re.search(r"^PrivateTmp=yes$", text, re.MULTILINE)
+    assert re.search(r"^Environment=FAIRPATE_STATE=/var/lib/fairpate/state\b", text, re.MULTILINE)

@@ -154,6 +154,12 @@ def test_nothing_is_told_to_others_and_nothing_is_run(cluster: Cluster, tmp_path
         assert cluster.get(path).status_code == 200
 
 
+def test_no_node_serves_metrics_which_ray_shows_without_a_token(cluster: Cluster) -> None:
+    """Each node writes its port into the session's folder: -1 where it serves none."""
+    files = list((Path(cluster.environment["HOME"]) / "r" / "session_latest").glob("metrics_export_port_*"))
+    assert [file.read_text(encoding="ascii") for file in files] == ["-1", "-1"]
+
+
 @pytest.mark.parametrize("mode", [None, "token"], ids=["knows nothing of tokens", "has no token"])
 def test_a_driver_without_the_token_is_told_what_to_do(
     cluster: Cluster,

@@ -8,16 +8,18 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 import ray
 
 from fairpate.config import RayConfig
 from teachers.ensemble import PoolError
-from teachers.ray_pool import head_watched, start_ray
+from teachers.ray_pool import _session_folder, head_watched, start_ray
 
 LIMIT_S = 20.0
 
@@ -129,6 +131,103 @@ def test_a_ray_that_cannot_start_is_told_with_a_remedy_and_leaves_the_environmen
     assert tries == ["token", "token"]
     changed = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
     assert changed <= {"RAY_worker_niceness", "RAY_USAGE_STATS_ENABLED"}
+
+
+def test_the_files_of_a_ray_are_in_a_folder_of_its_user_alone(ray_session: None) -> None:
+    """Ray's own folders are open to all users, who could put another socket in the place of the raylet's."""
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    folder, raylet = session.parents[1], session / "sockets" / "raylet"
+    found = folder.stat()
+    assert (found.st_uid, found.st_mode & 0o777) == (os.geteuid(), 0o700)
+    assert folder.name.startswith("fairpate-")
+    commands = b"".join(command_of(pid) for pid in of_this_ray())
+    assert str(raylet).encode() in commands
+    assert b"/tmp/ray" not in commands
+    if os.geteuid() == 0:  # a user that exists on every machine: tried for real
+        tried = f"import os; os.setgid(65534); os.setuid(65534); os.rename({str(raylet)!r}, {str(raylet)!r} + '.old')"
+        done = subprocess.run([sys.executable, "-c", tried], capture_output=True, text=True, check=False)  # noqa: S603
+        assert "PermissionError" in done.stderr
+    assert raylet.is_socket()
+
+
+def test_no_port_of_a_ray_of_this_machine_shows_its_metrics(ray_session: None) -> None:
+    """Ray would serve them to every user, without its token."""
+    ray.get(ray.remote(lambda: None).remote())
+    rows = subprocess.run(["ss", "-H", "-ltnp"], capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S607
+    family = of_this_ray()
+    ports = {
+        int(row.split()[3].rpartition(":")[2])
+        for row in rows
+        if family & {int(pid) for pid in re.findall(r"pid=(\d+)", row)}
+    }
+    assert ports
+    for port in ports:
+        for path in ("/", "/metrics"):
+            try:
+                told = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=1).text
+            except httpx.HTTPError:
+                continue
+            assert "ray_" not in told
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "/tmp"),  # noqa: S108
+        ({"TMPDIR": "/var/tmp"}, "/var/tmp"),  # noqa: S108
+        ({"TMPDIR": "LONG"}, "/tmp"),  # noqa: S108
+        ({"TMPDIR": "OPEN"}, "/tmp"),  # noqa: S108
+        ({"TMPDIR": "MISSING"}, "/tmp"),  # noqa: S108
+        ({"RAY_TMPDIR": "/var/tmp", "TMPDIR": "/tmp"}, "/var/tmp"),  # noqa: S108
+        ({"RAY_TMPDIR": "LONG"}, None),
+        ({"RAY_TMPDIR": "OPEN"}, None),
+        ({"RAY_TMPDIR": "MISSING"}, None),
+    ],
+    ids=str,
+)
+def test_the_folder_of_a_ray_is_where_its_sockets_fit_and_others_cannot_exchange_it(
+    variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        places = {"LONG": Path(short) / ("x" * 20), "OPEN": Path(short) / "o", "MISSING": Path(short) / "m"}
+        places["LONG"].mkdir()
+        places["OPEN"].mkdir()
+        places["OPEN"].chmod(0o777)
+        monkeypatch.delenv("TMPDIR", raising=False)
+        monkeypatch.delenv("RAY_TMPDIR", raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(places.get(value, value)))
+        if expected is None:
+            with pytest.raises(PoolError, match="set RAY_TMPDIR to a folder with a path of at most 21 bytes"):
+                _session_folder()
+            return
+        made = _session_folder()
+        try:
+            assert (str(made.parent), made.stat().st_mode & 0o777) == (expected, 0o700)
+            # The longest name that Ray gives, on a machine with as many processes as Linux has.
+            longest = made / "ray" / "session_2026-01-31_23-59-59_999999_4194304" / "sockets" / "plasma_store"
+            assert len(os.fsencode(longest)) <= 107
+        finally:
+            made.rmdir()
+
+
+@pytest.mark.slow  # two Rays of their own
+def test_the_files_of_a_ray_are_gone_after_its_end_and_kept_after_an_error(tmp_path: Path) -> None:
+    program = (
+        "import sys\nimport ray\nfrom fairpate.config import RayConfig\nfrom teachers.ray_pool import start_ray\n"
+        "with start_ray(RayConfig(num_actors=1)):\n"
+        "    print(ray._private.worker._global_node.get_session_dir_path())\n"
+        "    assert sys.argv[1] == 'ends'\n"
+    )
+    for end in ("ends", "fails"):
+        done = subprocess.run(  # noqa: S603 - our own program
+            [sys.executable, "-c", program, end], capture_output=True, text=True, timeout=120, check=False
+        )
+        session = Path(done.stdout.strip())
+        assert (done.returncode == 0, session.exists()) == ((True, False) if end == "ends" else (False, True))
+        folder = session.parents[1]
+        assert folder.exists() == (end == "fails")
+    shutil.rmtree(folder)
 
 
 @pytest.mark.slow  # Ray itself waits for half a minute
