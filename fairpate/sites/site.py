@@ -40,7 +40,7 @@ import httpx
 import numpy as np
 
 from fairpate.files import make_folder, sync, write_atomically
-from fairpate.pages import at_most, delta_text
+from fairpate.pages import at_most
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.sites import plan as plans
 from fairpate.sites.plan import MOST_FILE_BYTES, MOST_PLAN_BYTES, Journal, PlanError, SitePlan
@@ -636,7 +636,7 @@ def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
         f"{' although the declaration names persons' if dataset.records_alone else ''}.\n"
         f"Leaves this site: {numbers} whole numbers computed from {len(dataset.private)} private records{tested}, with "
         "noise and under masks. The coordinator can only add them up with those of the other sites.\n"
-        f"Costs every {unit} here: epsilon {at_most(cost.epsilon)} at delta {delta_text(cost.delta)}, if at most "
+        f"Costs every {unit} here: epsilon {at_most(cost.epsilon)} at delta {at_most(cost.delta)}, if at most "
         f"{plan.may_collude} of the other sites collude with the coordinator. It is charged to the odometer of "
         f"{dataset.name!r} now, and stays charged also if the plan ends without a result. Somebody with records at "
         "several sites pays at each."
