@@ -115,6 +115,8 @@ class Section(BaseModel):
     # Defaults are validated too: a method that declares an impossible one fails at its first use.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
     refused: ClassVar[Refused] = {}
+    short_forms: ClassVar[Mapping[str, str]] = {}
+    """Keys that are accepted in addition to the fields, each with what is expected as its value."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -926,24 +928,29 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         faults = []
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"]) or "config"
+            got = repr(fault["input"])
+            # A long value would hide the other faults.
+            got = got if len(got) <= _ECHO_LENGTH else f"{got[:_ECHO_LENGTH]}..."
             if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-                names = _names_beside(fault["loc"], schema)
-                faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
+                names, short_forms = _names_beside(fault["loc"], schema)
+                last = str(fault["loc"][-1])
+                if last in short_forms:
+                    faults.append(f"{path}: expected {short_forms[last]}, got {got}.")
+                    continue
+                known = [*names, *short_forms]
+                faults.append(f"{path}: unknown field{nearest(last, known) if known else ''}.")
             elif fault["type"] in ("missing", "missing_keyword_only_argument"):
                 faults.append(f"{path}: missing; add it.")
             elif fault["type"] == "value_error":  # our own checks name the value, and those of a whole file the field
                 faults.append(f"{path}: {expected(fault)}." if fault["loc"] else f"{expected(fault)}.")
             else:
-                # A long value would hide the other faults.
-                got = repr(fault["input"])
-                got = got if len(got) <= _ECHO_LENGTH else f"{got[:_ECHO_LENGTH]}..."
                 faults.append(f"{path}: {expected(fault)}, got {got}.")
         raise ConfigError("\n".join(faults)) from error
 
 
-def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[str]:
+def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> tuple[Iterable[str], Mapping[str, str]]:
     """Return the names of all fields of the section that contains ``location`` (a path in a pydantic error), so that
-    the message can suggest one; empty if that section accepts any name."""
+    the message can suggest one, and its short forms; both are empty if that section accepts any name."""
     section: Any = schema
     for name in location[:-1]:
         if (field := getattr(section, "model_fields", {}).get(name)) is None:
@@ -955,7 +962,8 @@ def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[
         if len(parts) == 1 and type(None) in get_args(section):  # a section that may be null
             (section,) = parts
     # Some sections are records, such as the parameters of a mechanism.
-    return getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
+    names = getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
+    return names, getattr(section, "short_forms", {})
 
 
 def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:

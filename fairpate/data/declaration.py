@@ -262,6 +262,9 @@ class Declaration(Section):
     num_test: Count | None = Field(
         None, description="Default size of the test split; empty: all records of its own files, or a quarter of `rows`."
     )
+    short_forms: ClassVar[Mapping[str, str]] = {
+        "group": "a mapping with `column` and `values`, or several of them by name in `groups`"
+    }
 
     @model_validator(mode="before")
     @classmethod
@@ -274,10 +277,14 @@ class Declaration(Section):
                 raise ValueError("group: expected group or groups, got both; leave one out")
             # Without a column the error names the group "group".
             values["groups"] = {str(one.get("column", "group")): values.pop("group")}
-        elif isinstance(values.get("groups"), dict):
+        elif isinstance(named := values.get("groups"), dict):
+            if isinstance(named.get("column"), str) or isinstance(named.get("values"), list):
+                raise ValueError(  # noqa: TRY004 - pydantic collects this kind
+                    "groups: expected a name for each group, and `column` and `values` below it; write `group` instead "
+                    "of `groups` for a single one"
+                )
             values["groups"] = {
-                name: {"column": name} | each if isinstance(each, dict) else each
-                for name, each in values["groups"].items()
+                name: {"column": name} | each if isinstance(each, dict) else each for name, each in named.items()
             }
         return values
 
@@ -462,7 +469,11 @@ def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part
         return config.parse_config(values, Declaration)
     except ConfigError as error:
         # The message calls the whole declaration `config`: the rest of it names the field.
-        lines = (line.removeprefix("config: ") for line in str(error).splitlines())
+        lines = [line.removeprefix("config: ") for line in str(error).splitlines()]
+        lines = [re.sub("^groups: missing", "group or groups: missing", line) for line in lines]
+        if isinstance(one := values.get("group"), dict):  # it became the only one of `groups`
+            inside = f"groups.{one.get('column', 'group')}"
+            lines = [f"group{line.removeprefix(inside)}" if line.startswith(inside) else line for line in lines]
         raise DataSettingsError("\n".join(f"{where}: {line}" for line in lines)) from error
 
 

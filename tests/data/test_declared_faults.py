@@ -73,7 +73,16 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (YAML, "[no, yes]", "{no: {below: 5}, yes: {above: 3}}", ("label.classes: expected ranges that do not overlap",)),
     (YAML, "column: readmitted", "column: readmited", ("no column readmited; did you mean readmitted?",)),
     (YAML, GROUP, "", ("groups: missing; add it",)),
-    (YAML, GROUP, "group: sex", ("groups: missing; add it",)),
+    (
+        YAML,
+        GROUP,
+        "group: sex",
+        ("group or groups: missing; add it", "group: expected a mapping with `column`", "'sex'"),
+    ),
+    (YAML, "group:", "grupe:", ("group or groups: missing; add it", "grupe: unknown field; did you mean group?")),
+    (YAML, "group:", "grp:", ("num_test, group.",)),
+    (YAML, "group:", "groups:", ("groups: expected a name for each group", "write `group` instead of `groups`")),
+    (YAML, GROUP, GROUP.replace("values", "valus"), ("yaml: group.valus: unknown field; did you mean values?",)),
     (YAML, GROUP, f"{GROUP}\ngroups: {{sex: {{values: [F, M]}}}}", ("group: expected group or groups, got both",)),
     (YAML, "values: [F, M]", "values: [F]", ("values: expected two names or more", "got F")),
     # Features.
