@@ -49,7 +49,7 @@ from torch import Tensor
 from fairpate import config as configuration
 from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
 from fairpate.data import SPLIT_NAMES, Dataset, Split, tables
-from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
+from fairpate.data.dataset import SEPARATORS, Part, alike, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import as_declared, read_declaration
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.given import as_table, kind_of, values_of
@@ -359,8 +359,8 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
 
 
 def person_names(persons: Any, count: int) -> Names:
-    """Return the name of each record's person as text; empty if ``persons`` is None. 7, 7.0 and " 7" name the same
-    person."""
+    """Return the name of each record's person as text; empty if ``persons`` is None. The numbers 7 and 7.0, and the
+    texts "7" and " 7", name the same person; for other names that are probably one there is a warning."""
     if persons is None:
         return Names()
     values = values_of(persons, "persons", missing=_NO_PERSON, may_mix=True).ravel().tolist()
@@ -376,6 +376,13 @@ def person_names(persons: Any, count: int) -> Names:
             f"persons: expected one person per record, got {' or '.join(SEPARATORS)} in {several} of {len(names)} "
             "names, as between several persons; give one name, such as that of the household, which protects all of "
             "them, or write single names without these characters."
+        )
+    for each in alike({"persons": names}):
+        warnings.warn(
+            f"persons: {each.names:,} names equal another one {each.words}, and count as different persons; write each "
+            "person in one way.",
+            UserWarning,
+            stacklevel=2,
         )
     return Names(f"person-{name}" for name in names)
 
@@ -778,8 +785,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``X`` and ``public_X`` are frames of its columns, which contain labels, groups and persons unless these are
         given.
 
-        Warnings, to be seen by the operator alone: a column of ``X`` is not scaled, or the model is no better on its
-        own training records than always predicting the most common class.
+        Warnings, to be seen by the operator alone: a column of ``X`` is not scaled, two persons are probably one whose
+        name is written in two ways, or the model is no better on its own training records than always predicting the
+        most common class.
 
         Raises:
             ValueError: A setting is out of range (the message names it). An array that the method needs is not given,

@@ -236,6 +236,11 @@ class TestPersons:
         with pytest.raises(ValueError, match=words):
             clone(DP_SGD).fit(X, Y, persons=persons)
 
+    def test_persons_who_are_probably_one_are_told(self) -> None:
+        written = [f"{person}{'.0' if place % 2 else ''}" for place, person in enumerate(self.PERSONS.tolist())]
+        with pytest.warns(UserWarning, match="persons: 500 names equal another one as numbers, like 7, 07 and 7.0"):
+            clone(DP_SGD).fit(X, Y, persons=written)
+
     def test_a_method_that_cannot_bound_a_person_is_refused(self) -> None:
         refused = FairClassifier("pf_ld", epsilon=3.0, model=LOGISTIC, noise="seeded", random_state=0)
         with pytest.raises(ValueError, match="persons: pf_ld does not bound"):

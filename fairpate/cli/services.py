@@ -122,6 +122,11 @@ def declare_data(
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
     write_atomically(output, lambda partial: partial.write_text(text, encoding="utf-8"))
     words = f"{output}: {counted(questions, 'question')} to answer; then fairpate data check {shlex.quote(str(output))}"
+    if public is None and not file.is_dir():
+        words += (
+            "\nWithout --public every column is a question. Records with the same columns that need no protection, "
+            "such as an older extract, a published survey or invented ones, answer most; many methods need some."
+        )
     return Output(facts=facts | {"questions": questions}, words=words)
 
 
@@ -129,7 +134,8 @@ def declare_data(
 def check_data(
     name: Annotated[str, typer.Argument()], data_dir: base.DataDir = None, options: base.OptionValues = None
 ) -> Output:
-    """Count the values that a declaration clips, fills in or refuses. The counts are exact: do not publish them.
+    """Count the values that a declaration clips, fills in or refuses, and names of persons that are in doubt. The
+    counts are exact: do not publish them.
 
     Args:
         name: A declaration (.yaml).

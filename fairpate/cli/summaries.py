@@ -170,7 +170,8 @@ def outcome(run: RunDirectory) -> Output:
 
 def check_table(check: Check, declaration: str, questions: int) -> Group:
     """Return what `fairpate data check` prints about a declaration of records: a table of rows by file and counts by
-    column, and the faults. If there are no faults, the command to run next is printed instead.
+    column, the faults, and doubts about the names of persons. If there are no faults, the command to run next is
+    printed.
 
     ``questions`` is the number of questions in a drafted declaration that are still to be answered.
     """
@@ -185,7 +186,19 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
     if check.refused:
         verdict = f"refused: {counted(len(check.refused), 'fault')}"
     still = [f"{counted(questions, 'question')} of the draft to answer: the lines with `# ?`"] if questions else []
-    said = Text("\n".join([*check.refused, *still, verdict]))
+    doubts = []
+    for found in check.alike:
+        other = f"one in {found.other_part}" if found.other_part else "another one"
+        doubts.append(
+            f"{found.part}: {counted(found.names, 'name')} of persons or records equal {other} {found.words}; they "
+            "count as different ones, each protected by itself: write every name in one way"
+        )
+    for repeated in check.repeated:
+        doubts.append(
+            f"column {repeated.column} is left out, and its {repeated.values:,} values repeat in {repeated.rows:,} "
+            f"rows: if each is a person, declare `person: {repeated.column}`; without, one row is protected by itself"
+        )
+    said = Text("\n".join([*check.refused, *doubts, *still, verdict]))
     return Group(Text(REMARKS["reading_tells"]), *([table] if check.rows else []), said)
 
 

@@ -18,10 +18,13 @@ import gzip
 import hashlib
 import itertools
 import os
+import re
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -565,6 +568,60 @@ def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArr
     """
     # The top 53 bits, so that rounding never reaches 1.
     return (keyed_hash(names, seed=seed, purpose=purpose) >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?")
+# Signs without a glyph that Unicode does not count as control or format: joiners, selectors, fillers, an empty Braille.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alike:
+    """Names that are different text and probably one name: ``names`` names of one part of a data set that are equal to
+    another name of that part, or, if ``other_part`` is given, to a name of that one.
+
+    ``how`` is `numbers` for names that are equal as numbers, such as 7, 07 and 7.0; and `signs` for names that are
+    equal apart from invisible signs, spaces, capital letters and the forms of Unicode.
+    """
+
+    part: str
+    how: Literal["numbers", "signs"]
+    names: int
+    other_part: str = ""
+
+    @property
+    def words(self) -> str:
+        """In what the names are equal."""
+        return "as numbers, like 7, 07 and 7.0" if self.how == "numbers" else "but for invisible signs, spaces or case"
+
+
+def alike(names: Mapping[str, Iterable[str]]) -> tuple[Alike, ...]:
+    """Return how many names in each part of a data set are probably others, within the part and in the earlier parts.
+    ``names`` are those of each part."""
+    found = []
+    spelt: dict[str, dict[str | Decimal, set[str]]] = {}
+    for part, given in names.items():
+        own: dict[str | Decimal, set[str]] = {}
+        for name in set(given):
+            plain = name.casefold()
+            if not name.isascii() or not name.isprintable():
+                seen = "".join(sign for sign in name if unicodedata.category(sign) not in ("Cc", "Cf"))
+                plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", _UNSEEN.sub("", seen)).casefold())
+            plain = " ".join(plain.split())
+            own.setdefault(Decimal(plain) if _NUMBER.fullmatch(plain) else plain, set()).add(name)
+        repeated = Counter[tuple[str, bool]]()
+        for key, each in own.items():
+            repeated["", isinstance(key, Decimal)] += len(each) if len(each) > 1 else 0
+            for other, theirs in spelt.items():
+                repeated[other, isinstance(key, Decimal)] += len(each - theirs[key]) if key in theirs else 0
+        for (other, is_number), count in sorted(repeated.items()):
+            if count:
+                how: Literal["numbers", "signs"] = "numbers" if is_number else "signs"
+                found.append(Alike(part=part, how=how, names=count, other_part=other))
+        spelt[part] = own
+    return tuple(found)
 
 
 SEPARATORS = ",;|"

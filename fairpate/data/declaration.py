@@ -487,15 +487,16 @@ def _all_text(value: Any) -> Any:
 
 
 def rows_of(
-    table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]
+    table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]], *, others: bool = False
 ) -> Iterator[tuple[Part, str, pa.Table]]:
     """Yield the rows of every file in batches, one part of the data set after the other. Each batch is a triple: the
-    part, the file's name, and a table of the columns that the reader needs."""
+    part, the file's name, and a table of the columns that the reader needs; with ``others`` of all columns."""
+    others = others or table.identity.by_text
     if request.tables is not None:
         for part, given in request.tables.items():
             wanted = None if table.identity.by_text else table.used(request.options)
             for rows in tables.plain_batches(given, part, wanted=wanted):
-                yield part, part, _used_columns(table, part, rows, part, request)
+                yield part, part, _used_columns(table, part, rows, part, request, others)
         return
     # Vectors next to a file are joined to its rows before any rule leaves one out.
     arrays = {column: each.vector for column, each in table.visible(request.options) if each.array and each.vector}
@@ -510,19 +511,21 @@ def rows_of(
             choice, path = dataset.locate(file, request.data_dir, has_folders=has_folders)
             if path.is_dir():
                 pictures = folder_table(path, dataset.resolve_data_dir(request.data_dir))
-                yield part, choice.path, _used_columns(table, part, pictures, choice.path, request)
+                yield part, choice.path, _used_columns(table, part, pictures, choice.path, request, others)
                 continue
             if choice.sha256 is not None:  # of the published bytes: a copy may be gzipped
                 dataset.check_file(choice, path, unpack=path.suffix == ".gz")
             wanted = None if table.identity.by_text else table.used(request.options)
-            batches = tables.read_batches(path, choice.path, layout, wanted=wanted)
+            batches = tables.read_batches(path, choice.path, layout, wanted=wanted, others=others)
             for rows in tables.with_vectors(batches, path, choice.path, arrays):
-                yield part, choice.path, _used_columns(table, part, rows, choice.path, request)
+                yield part, choice.path, _used_columns(table, part, rows, choice.path, request, others)
 
 
-def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> pa.Table:
-    """Return the columns of ``rows`` that the reader needs, with trimmed values. A public file without labels gets an
-    empty label column."""
+def _used_columns(
+    table: Declaration, part: Part, rows: pa.Table, name: str, request: Request, others: bool
+) -> pa.Table:
+    """Return the columns of ``rows`` that the reader needs, or with ``others`` all columns, with trimmed values. A
+    public file without labels gets an empty label column."""
     used, label = table.used(request.options), table.label.column
     is_unlabelled = part == "public" and label not in rows.column_names
     required = [column for column in used if not (is_unlabelled and column == label)]
@@ -534,7 +537,7 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
     tables.require_columns(rows, required, name)
     if is_unlabelled:
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
-    if not table.identity.by_text:  # otherwise columns of other options are part of a name too
+    if not others:  # columns of other options are part of a name by text too
         rows = rows.select(used)
     return as_declared(table, rows, request.options)
 

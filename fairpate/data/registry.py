@@ -11,6 +11,7 @@ One table is made here from a fixed seed: applications for loans by invented cus
 
 import datetime
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -31,8 +32,18 @@ import pyarrow.compute as pc
 from fairpate.config import DataConfig, nearest, parse_config, read_yaml
 from fairpate.data import dataset as datasets
 from fairpate.data import tables
-from fairpate.data.dataset import Dataset, DatasetEntry, Described, LoadedRecords, Part, Request, SourceFile, find
-from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
+from fairpate.data.dataset import (
+    Alike,
+    Dataset,
+    DatasetEntry,
+    Described,
+    LoadedRecords,
+    Part,
+    Request,
+    SourceFile,
+    find,
+)
+from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records, rows_of
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.given import as_table
 from fairpate.data.large_arrays import Names
@@ -588,13 +599,30 @@ class Counted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """A ``column`` of private records that may name persons: ``values`` values, which repeat in ``rows`` rows."""
+
+    column: str
+    values: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
-    """The result of a declaration's check: ``rows`` read by file, counts for the ``columns`` in which values were
-    changed, and a message for each fault (``refused``)."""
+    """The result of a declaration's check.
+
+    - ``rows``: numbers of rows read by file.
+    - ``columns``: counts for the columns in which values were changed.
+    - ``refused``: a message for each fault.
+    - ``alike``: numbers of names (of persons, otherwise of records by a key) that are probably others.
+    - ``repeated``: columns that the declaration leaves out and that may name persons, although it declares none.
+    """
 
     rows: dict[str, int]
     columns: tuple[Counted, ...]
     refused: tuple[str, ...]
+    alike: tuple[Alike, ...] = ()
+    repeated: tuple[Repeated, ...] = ()
 
 
 def check_declaration(config: DataConfig) -> Check:
@@ -604,12 +632,36 @@ def check_declaration(config: DataConfig) -> Check:
         raise DataSettingsError(
             f"{config.name}: expected the path of your own declaration (.yaml); only declarations can be checked."
         )
-    entry, faults = entry_for(config), TableFaults()
+    entry, table, faults = entry_for(config), read_declaration(config.declaration.path), TableFaults()
+    request, refused = request_of(config, entry), []
+    similar: tuple[Alike, ...] = ()
+    repeated: list[Repeated] = []
     try:
-        records = read_records(read_declaration(config.declaration.path), request_of(config, entry), faults)
+        records = read_records(table, request, faults)
+        # Names of rows without a person, or by several columns, are none that somebody wrote.
+        prefix = f"{table.person.prefix if table.person else table.identity.prefix or table.name}-"
+        names = records.person_ids or (records.records.record_id if len(table.identity.key) == 1 else ())
+        parts = records.origins or itertools.repeat("records")
+        by_part: dict[str, set[str]] = {}
+        for part, name in zip(parts, names, strict=False):
+            if name.startswith(prefix):
+                # Records to be divided are one part, whatever splits they may enter.
+                part = part if part in PARTS else PARTS[0]
+                by_part.setdefault(part, set()).add(name.removeprefix(prefix))
+        similar = datasets.alike(by_part)
+        if table.persons(request.options) is None and not table.pictures:
+            protected: dict[Part, Any] = {"private": table.files.records or table.files.private}
+            batches = (rows for *_, rows in rows_of(table, request, protected, others=True))
+            traits = [column for column, each in table.visible(request.options) if each.categories]
+            traits += [each.column for each in table.groups.values()]
+            found = repeats_of(batches, dict.fromkeys(traits), table.used())
+            repeated = [
+                Repeated(column=column, values=len(each.values), rows=each.rows)
+                for column, each in sorted(found.items())
+                if each.may_be_persons
+            ]
         # Only for its checks: repeated names, and sizes and splits that the records cannot fill.
         dataset_of(records, config, entry)
-        refused = []
     except DataError as error:
         refused = str(error).splitlines()
     columns = []
@@ -617,7 +669,13 @@ def check_declaration(config: DataConfig) -> Check:
     for file, column in dict.fromkeys((file, column) for file, column, _ in faults.counts):
         counts = {what: faults.counts[file, column, what] for what in ("clipped", "missing", "other")}
         columns.append(Counted(file=file, column=column, rows=faults.rows[file], **counts))
-    return Check(rows=dict(faults.rows), columns=tuple(columns), refused=tuple(refused))
+    return Check(
+        rows=dict(faults.rows),
+        columns=tuple(columns),
+        refused=tuple(refused),
+        alike=similar,
+        repeated=tuple(repeated),
+    )
 
 
 QUESTION = "# ?"
@@ -630,13 +688,106 @@ _GROUPS = re.compile(
     r"(^|[^a-z])(sex|gender|geschlecht|sexe|sexo|genero|género|race|ethnic\w*|religion|nationality)([^a-z]|$)",
     re.IGNORECASE,
 )
-_PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
-_IDS = re.compile(r"(^|[^a-z])(id|no|number|key|code)$|nr$|nummer$|n[uú]m[eé]ro$", re.IGNORECASE)
+_PERSONS = re.compile(r"(patient|person|subject|client|customer|kunde|user|member|student)(?!s)", re.IGNORECASE)
+_IDS = re.compile(r"(^|[^a-z])(id|no|number|key|code)\.?$|nr\.?$|nummer$|n[uú]m[eé]ro$", re.IGNORECASE)
 # Date formats, the most usual first; only days after the 12th distinguish the last two.
 _DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _FROM_PRIVATE = "confirm from knowledge: read from private rows"
+# Rows of one id may differ a fifth as often as by chance; few values in more rows each are categories.
+_MOST_MIXED, _MOST_ROWS = 0.2, 20
 _MARK = re.compile(r"n/?a|n\.a\.|#n/a|nan|null|none|missing|unknown|k\.a\.|keineangabe|\?|--?|\.")
 _DATE, _AMOUNT = re.compile(DATES), re.compile(r"[-+]?\d[\d.,]*$")
+# Ids of persons: values have as many rows each, on average, or more; with fewer they may repeat by chance.
+_LEAST_ROWS, _MOST_REMEMBERED = 1.5, 2**20
+
+
+@dataclass(kw_only=True)
+class Repeats:
+    """How the values of a column repeat, whatever its name: the signs of ids of persons who have several rows.
+
+    Rows are added batch by batch, with their ``traits``: hashes of the values of other columns by name, such as the
+    group. Of a column and of its pairs with each trait, hashes of distinct values are remembered, up to a million.
+    """
+
+    values: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    counts: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    pairs: dict[str, IntArray] = field(default_factory=dict)
+    shares: dict[str, Counter[int]] = field(default_factory=dict)
+    is_name: bool = True
+    is_number: bool = True
+
+    def add(self, text: pa.Array, traits: Mapping[str, IntArray]) -> None:
+        is_given = pc.not_equal(text, "")
+        text, given_N = text.filter(is_given), np.asarray(is_given)
+        distinct = pc.unique(text).to_pylist()
+        # Dates and amounts repeat too, and name nobody.
+        self.is_name = self.is_name and not any(
+            _DATE.match(each) or (_AMOUNT.match(each) and not re.fullmatch(r"\d+(\.0+)?", each)) for each in distinct
+        )
+        self.is_number = self.is_number and all(map(_AMOUNT.match, distinct))
+        if not self.is_name or not distinct or len(self.values) > _MOST_REMEMBERED:
+            return
+        value_N = hashes(text)
+        self.values, place_N = np.unique(np.concatenate([self.values, value_N]), return_inverse=True)
+        counts_N = np.concatenate([self.counts, np.ones(len(value_N), dtype=np.int64)])
+        self.counts = np.bincount(place_N, weights=counts_N).astype(np.int64)
+        for name, trait_N in traits.items():
+            own_N = trait_N[given_N]
+            codes, numbers = np.unique(own_N, return_counts=True)
+            self.shares.setdefault(name, Counter()).update(dict(zip(codes.tolist(), numbers.tolist(), strict=True)))
+            known = self.pairs.get(name, self.values[:0])
+            self.pairs[name] = np.union1d(known, value_N ^ (own_N >> 1))
+
+    @property
+    def rows(self) -> int:
+        """The number of rows with a value."""
+        return int(self.counts.sum())
+
+    @property
+    def mixed(self) -> float | None:
+        """How often rows of one value differ in a trait, as a share of what chance would give, for the trait in which
+        they differ least; None if chance would give too few differences to tell."""
+        found, (times, number) = [], np.unique(self.counts, return_counts=True)
+        for name, shares in self.shares.items():
+            # Each value has one trait at least; so many further ones are expected of unrelated columns.
+            by_chance = -float(len(self.values))
+            for share in shares.values():
+                by_chance += float(number @ (1 - (1 - share / self.rows) ** times))
+            if by_chance >= _MOST_CODES:
+                found.append((len(self.pairs[name]) - len(self.values)) / by_chance)
+        return min(found, default=None)
+
+    @property
+    def may_be_persons(self) -> bool:
+        """True if there are many values, none of them a date or an amount, that have several rows each, and the rows of
+        one value nearly always share a trait. Where traits do not tell, values that are no numbers suffice."""
+        if not self.is_name or len(self.values) <= _MOST_CATEGORIES or self.rows < _LEAST_ROWS * len(self.values):
+            return False
+        return not self.is_number if self.mixed is None else self.mixed < _MOST_MIXED
+
+
+def hashes(text: pa.Array) -> IntArray:
+    """Return a hash of each value, which differs between processes."""
+    encoded = text.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    return np.fromiter(map(hash, distinct), np.int64, len(distinct))[encoded.indices.to_numpy()]
+
+
+def repeats_of(
+    batches: Iterator[pa.Table], traits: Collection[str], left_out: Collection[str] = ()
+) -> dict[str, Repeats]:
+    """Return how the values of every column of a table repeat, compared with those in the columns ``traits``; columns
+    in ``left_out``, and those of vectors, are left out."""
+    found: dict[str, Repeats] = {}
+    for rows in batches:
+        own = {column: hashes(tables.text_of(rows[column])) for column in traits if column in rows.column_names}
+        for column in rows.column_names:
+            if column not in left_out and not tables.is_vectors(rows[column].type):
+                others = {trait: each for trait, each in own.items() if trait != column}
+                found.setdefault(column, Repeats()).add(tables.text_of(rows[column]), others)
+    return found
+
+
 _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 
@@ -682,6 +833,12 @@ class Seen:
         """True if the column looks like the id of persons who have several rows: some values repeat, and there are more
         distinct values than a column of categories has."""
         return self.repeats and len(self.values) > _MOST_CATEGORIES and len(self.values) < self.rows - self.missing
+
+    @property
+    def may_be_id(self) -> bool:
+        """False if the column cannot name persons: it has dates or amounts, or few values in many rows each."""
+        is_few = len(self.values) <= _MOST_CATEGORIES and self.rows > _MOST_ROWS * len(self.values)
+        return not is_few and self.kind not in ("date", "comma")
 
     @property
     def date_format(self) -> str | None:
@@ -750,8 +907,9 @@ def draft_declaration(
 
     Only the header of the private ``file`` is read. Bounds are those of the ``public`` file, rounded outwards, and its
     categories are listed; both are questions, because private records may have others. Columns that look like names of
-    records or free text are left out with a remark. Without a ``public`` file, every column is a question. Both files
-    are below ``folder``, and may be folders of pictures.
+    records or free text are left out with a remark. A column whose values repeat as ids of persons do is asked about,
+    whatever its name. Without a ``public`` file, every column is a question. Both files are below ``folder``, and may
+    be folders of pictures.
 
     ``label``, ``group`` and ``person`` name columns; if None, they are guessed. The ``test`` file is listed, not read.
     ``reads_private``: private rows are read too, for the classes of the label and for ids that repeat, never for bounds
@@ -784,24 +942,38 @@ def draft_declaration(
     # Public records often lack the label: a column that they lack is likelier to be it than the last category.
     lacking = [column for column in free if column not in seen] if public else []
     labels = [column for column in free if _LABELS.match(column)]
-    likely = (*labels, *lacking, *(each for each in reversed(categories) if public and each in free))
+    # Without public records only names tell; where none does, the label is often the last column.
+    last = [each for each in reversed(free) if not any(like.search(each) for like in (_GROUPS, _PERSONS, _IDS))]
+    likely = (*labels, *lacking, *([each for each in reversed(categories) if each in free] if public else last))
     label = label or next(iter(likely), None)
     candidates = categories if public else columns
     named = (each for each in candidates if _GROUPS.search(each) and each not in (label, person))
     group = group or next(named, None)
     others = [column for column in columns if column not in (label, group)]
     is_given = person is not None
-    person = person or next((column for column in others if _PERSONS.search(column)), None)
     person_words = "all rows of one person have one value; the unit of splits"
+    decisive = seen | seen_private
+    traits = [column for column in decisive if column == group or decisive[column].kind == "category"]
+    of_public, of_private = (
+        {} if each is None else repeats_of(tables.read_batches(each, each.name, layout), traits)
+        for each in (public, file if reads_private else None)
+    )
+    repeats = {column: each for column, each in (of_public | of_private).items() if column in others}
+    # What is read decides before a name does: a customer's type, or a date, is no customer.
+    named = (column for column in others if _PERSONS.search(column))
+    person = person or next((each for each in named if each not in decisive or decisive[each].may_be_id), None)
     if person is None:
-        # Repeated ids: many different values, each in few rows.
-        decisive = seen | seen_private
+        # Repeated ids: many different values, each in few rows. Every trait of a person, such as a date of birth, has
+        # at most as many values as the id.
         ids = (column for column in others if column in decisive and _IDS.search(column))
         person = next((column for column in ids if decisive[column].is_repeated_id), None)
+        found = [column for column, each in repeats.items() if each.may_be_persons]
+        person = person or max(found, key=lambda column: len(repeats[column].values), default=None)
         if person is not None:
             person_words = f"its values repeat: {person_words}"
-            if not (person in seen and seen[person].is_repeated_id):
+            if not (person in seen and (seen[person].is_repeated_id or of_public[person].may_be_persons)):
                 person_words = f"{_FROM_PRIVATE}. Its values repeat there: all rows of one person have one value"
+    asked = [] if is_given else [each for each in repeats if each != person and repeats[each].may_be_persons]
     what = f"the {'rows' if reads_private else 'header'} of {file.name}"
     values = sorted(known[label].values) if label in known else []
     return _drafted(
@@ -819,6 +991,7 @@ def draft_declaration(
         person=person,
         is_given=is_given,
         person_words=person_words,
+        asked=asked,
         seen=seen,
         columns=columns,
         # In the order of the private file, which the user knows.
@@ -874,19 +1047,20 @@ def _date(text: str, form: str) -> datetime.date | None:
 def layout_of(file: Path, *, with_rows: bool) -> Layout:
     """Return the likely layout of a table: the separator that splits the header into most fields, and the encoding.
 
-    For a file format with column types, such as Parquet, the separator is None. The encoding is UTF-8, or cp1252 if the
-    header (``with_rows``: any line) is not valid UTF-8.
+    For a file format with column types, such as Parquet, the separator is None. The encoding is that of a byte-order
+    mark at the start, otherwise UTF-8, or cp1252 if the header (``with_rows``: any line) is not valid UTF-8.
     """
     if file.suffix in TYPED_SUFFIXES:
         return USUAL
     encoding = "utf-8"
     if ".gz" not in file.suffixes and file.is_file():
         with file.open("rb") as stream:
+            encoding = tables.encoding_by_mark(stream.peek(4)) or encoding
             try:
-                for line in stream if with_rows else [stream.readline()]:
+                for line in stream if with_rows and encoding == "utf-8" else [stream.readline()]:
                     line.decode("utf-8")
             except UnicodeDecodeError:
-                encoding = "cp1252"
+                encoding = "cp1252" if encoding == "utf-8" else encoding
     layouts = (Layout(separator=each, encoding=encoding) for each in _SEPARATORS)
     return max(layouts, key=lambda layout: len(tables.column_names(file, file.name, layout)))
 

@@ -620,13 +620,13 @@ USUAL = Layout()
 
 
 def read_batches(
-    path: Path, name: str, layout: Layout = USUAL, *, wanted: Sequence[str] | None = None
+    path: Path, name: str, layout: Layout = USUAL, *, wanted: Sequence[str] | None = None, others: bool = False
 ) -> Iterator[pa.Table]:
     """Yield the rows of the file at ``path``, batch by batch; its suffix selects Parquet, Feather, Arrow or text.
 
     ``name`` is the file's name in error messages. ``layout`` describes delimited text, which may be gzipped. In the
-    other formats only the columns ``wanted`` are read, or all if it is None. :class:`DataError` as in
-    :func:`read_table`.
+    other formats only the columns ``wanted`` are read, or all if it is None; with ``others`` also those of the others
+    that :func:`plain_batches` would not leave out. :class:`DataError` as in :func:`read_table`.
     """
     require_readable(path, name)
     if path.suffix not in TYPED_SUFFIXES:
@@ -644,13 +644,13 @@ def read_batches(
     try:
         dataset = arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix])
         names, total = dataset.schema.names, dataset.count_rows()
-        there = None if wanted is None else [column for column in names if column in wanted]
+        there = None if wanted is None or others else [column for column in names if column in wanted]
         # Threads and reading ahead would keep many batches in memory at once.
         for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
             num_rows += len(batch)
             tell(num_rows, total)
             if len(batch):
-                yield _plain_batch(batch, name)
+                yield _plain_batch(batch, name, wanted)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{name}: not a readable table ({str(error).splitlines()[0]}); {_RESTORE}.") from error
     if not num_rows:

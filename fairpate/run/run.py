@@ -739,6 +739,7 @@ def statement_of(
             *((REMARKS["keeps_key"],) if keeps_key else ()),
             *size_remarks(config, flat(trained.events), cost.unit),
             *((REMARKS["records_alone"],) if config.is_private and records_alone and cost.unit == "record" else ()),
+            *((REMARKS["persons_by_name"],) if cost.unit == "person" and config.data.name not in REGISTRY else ()),
             *((REMARKS["reading_tells"],) if config.is_private and config.data.name not in REGISTRY else ()),
             *release_log.standing_remarks(standing, delta=cost.delta),
             *remarks,

@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 import torch
 
+import fairpate
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, Split, load_data
 from fairpate.data.dataset import (
+    Alike,
     DataError,
     DatasetEntry,
     LoadedRecords,
+    alike,
     divide,
     row_blocks,
     shortened_by_person,
 )
+from fairpate.types import REMARKS
 
 COUNT = 60
 PERSONS = tuple(f"person {place % 17}" for place in range(COUNT))
@@ -212,3 +216,54 @@ def test_a_declared_table_with_persons_protects_them(tmp_path: Path) -> None:
     assert loaded(lines, unit="record").unit == "record"
     with pytest.raises(DataError, match=r"patient.*1 row.*person"):
         loaded([*lines[:-1], f",{lines[-1].partition(',')[2]}"])
+
+
+@pytest.mark.parametrize(
+    ("one", "others", "how"),
+    [
+        ("7", ["7.0", "07", "+7", "7.", "7e0", "\N{FULLWIDTH DIGIT SEVEN}", "7\N{ZERO WIDTH SPACE}"], "numbers"),
+        ("0.5", [".5", "00.50", "5e-1"], "numbers"),
+        ("9007199254740993", ["9007199254740993.0"], "numbers"),
+        ("Zo\u00eb", ["Zoe\u0308", "ZOE\u0308"], "signs"),  # composed or not
+        # Two spaces, one that does not break, small letters, a variation selector.
+        ("Anna Ott", ["Anna  Ott", "Anna\u00a0Ott", "anna ott", "Anna Ott\ufe0f"], "signs"),
+        # A byte-order mark, a soft hyphen, a mark of direction, a control character.
+        ("K1", ["\ufeffK1", "K\u00ad1", "K1\u200f", "K\x001", "k1"], "signs"),
+        ("\ufb01n", ["fin"], "signs"),  # a ligature
+        ("stra\u00dfe", ["strasse"], "signs"),
+    ],
+)  # fmt: skip
+def test_names_that_are_probably_one_are_counted_in_and_across_parts(one: str, others: list[str], how: str) -> None:
+    """Names that are equal as text are one, and need no doubt."""
+    far = ["8", "K2", "9007199254740992", "Anna Otto"]
+    within = Alike(part="private", how=how, names=1 + len(others))  # type: ignore[arg-type]
+    assert alike({"private": [one, *others, one, *far]}) == (within,)
+    across = Alike(part="test", how=how, names=len(others), other_part="private")  # type: ignore[arg-type]
+    assert across in alike({"private": [one, *far], "test": [one, *others, *far]})
+    assert alike({"private": [one, *far], "test": [one, *far]}) == ()
+
+
+def test_names_that_only_look_alike_are_different() -> None:
+    assert alike({"private": ["7", "-7", "70", "0x7", "7a", "VII", "1_0", "10", "", ".", "e5", "-"]}) == ()
+
+
+def test_a_statement_about_persons_says_that_they_are_names(tmp_path: Path) -> None:
+    rows = "".join(f"{n % 30}{'.0' * (n % 2)},{20 + n},{'FM'[n % 2]},{('no', 'yes')[n // 2 % 2]}\n" for n in range(120))
+    (tmp_path / "all.csv").write_text("patient,age,sex,ill\n" + rows, encoding="utf-8")
+    declared = {
+        "name": "clinic", "rows": 120, "files": {"private": "all.csv"}, "person": "patient",
+        "label": {"column": "ill", "classes": ["no", "yes"]}, "group": {"column": "sex", "values": ["F", "M"]},
+        "features": {"age": {"bounds": [0, 140]}},
+    }  # fmt: skip
+    dataset = fairpate.load_data(declared, data_dir=tmp_path)
+    settings = {"out": tmp_path / "run", "dp_sgd": {"batch_size": 10, "epochs": 1}, "seed": 0}
+    run = fairpate.run_method(fairpate.configured(settings, method="dp_sgd"), fairpate.Reporter(quiet=True), dataset)
+    statement = fairpate.read_statement(run)
+    assert (statement.unit, REMARKS["persons_by_name"] in statement.remarks) == ("person", True)
+    alone = fairpate.load_data(declared, data_dir=tmp_path, unit="record")
+    run = fairpate.run_method(
+        fairpate.configured(settings | {"out": tmp_path / "alone"}, method="dp_sgd"),
+        fairpate.Reporter(quiet=True),
+        alone,
+    )
+    assert REMARKS["persons_by_name"] not in fairpate.read_statement(run).remarks

@@ -284,14 +284,13 @@ def test_categories_and_vectors_of_large_whole_numbers_are_what_they_are() -> No
 def test_a_column_that_is_no_cell_is_refused_without_a_value_and_needs_not_be_read(tmp_path: Path) -> None:
     bad = {
         "duration": pd.Series(pd.to_timedelta(range(100), unit="D")),
-        "period": pd.Series(pd.period_range("2020-01", periods=100, freq="D")),
         "bytes": pd.Series([b"\xff"] * 100),
     }
     for name, values in bad.items():
         frame = accounts(range(100)).to_pandas().assign(amount=values)
         with pytest.raises(DataError, match=r"private: column amount: expected text, numbers or dates, got ") as error:
             load_data(yaml.safe_load(BOUNDED.replace("FILES", "t.csv")), private=frame)
-        assert "2020" not in str(error.value) and "xff" not in str(error.value), name
+        assert "xff" not in str(error.value), name
         unread = accounts(range(100)).to_pandas().assign(note=values)
         assert len(load_data(yaml.safe_load(BOUNDED.replace("FILES", "t.csv")), private=unread).private) == 100
     broken = pa.array([b"a\xffSECRET"] * 100).view(pa.string())

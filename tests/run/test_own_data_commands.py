@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
 
 from fairpate.data import load_data
@@ -408,3 +411,157 @@ def test_a_list_of_persons_is_refused(kind, declared, fairpate):
     assert "private.parquet: column who: " in said
     pq.write_table(pa.table({**rows, "who": ["a", "b"]}), declared / "private.parquet")
     assert fairpate("data", "check", "clinic.yaml")[0] == 0
+
+
+def test_a_check_counts_names_that_are_probably_one(tmp_path, fairpate):
+    """A column of numbers with a gap is written as 7.0: the same persons in two files, and in a test file."""
+
+    def write(name: str, ids: list[str]) -> None:
+        rows = [f"{each},{'FM'[i % 2]},{20 + i},{('no', 'yes')[i // 2 % 2]}" for i, each in enumerate(ids)]
+        (tmp_path / name).write_text("\n".join(["id,sex,age,y", *rows]) + "\n", encoding="utf-8")
+
+    write("jan.csv", [str(i) for i in range(25)] * 2)
+    write("feb.csv", [f"{i}.0" for i in range(25)] * 2)
+    write("test.csv", [f"{i}.0" for i in range(15)] * 2)
+    write("keys.csv", [f"{i:03d}" if i > 30 else str(i) for i in [*range(40), *range(3, 13)]])
+    declared = (
+        'name: own\nrows: 100\nfiles: FILES\nlabel: {column: y, classes: ["no", "yes"]}\n'
+        "group: {column: sex, values: [F, M]}\nfeatures: {age: {bounds: [0, 100]}}\n"
+    )
+    for name, files, more in (
+        ("two", "{private: [jan.csv, feb.csv]}", "person: id"),
+        ("tested", "{private: jan.csv, test: test.csv}", "person: id"),
+        ("alone", "{private: jan.csv}", "person: id"),
+        ("divided", "{records: [jan.csv, feb.csv]}\nnum_public: 10\nnum_validation: 0\nnum_test: 10", "person: id"),
+        ("keyed", "{private: jan.csv, test: test.csv}", "identity: {key: [id, age]}"),
+    ):
+        text = declared.replace("FILES", files).replace("own", name) + more
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+    found = {}
+    for name in ("two", "tested", "alone", "divided", "keyed"):
+        code, said, _ = fairpate("data", "check", f"{name}.yaml", "--json")
+        assert code == 0, said
+        found[name] = [
+            (each["part"], each["how"], each["names"], each["other_part"]) for each in json.loads(said)["alike"]
+        ]
+    assert found == {
+        "two": [("private", "numbers", 50, "")],
+        "tested": [("test", "numbers", 15, "private")],
+        "alone": [],
+        "divided": [("records", "numbers", 50, "")],
+        "keyed": [],
+    }
+    said = " ".join(fairpate("data", "check", "tested.yaml")[1].split())
+    assert "test: 15 names of persons or records equal one in private as numbers, like 7, 07 and 7.0" in said
+    # A key names a record: `4` and `004` may be one.
+    keyed = declared.replace("FILES", "{private: keys.csv}") + "identity: {key: id}"
+    (tmp_path / "keyed.yaml").write_text(keyed, encoding="utf-8")
+    (tmp_path / "keys.csv").write_text(
+        (tmp_path / "jan.csv").read_text(encoding="utf-8").replace("\n4,M,74", "\n004,M,74")
+    )
+    text = (
+        "\n".join(dict.fromkeys((tmp_path / "keys.csv").read_text(encoding="utf-8").splitlines()[:26]))
+        + "\n004,M,74,yes\n"
+    )
+    (tmp_path / "keys.csv").write_text(text, encoding="utf-8")
+    code, said, _ = fairpate("data", "check", "keyed.yaml", "--json")
+    assert (code, json.loads(said)["alike"]) == (
+        0,
+        [{"part": "private", "how": "numbers", "names": 2, "other_part": ""}],
+    ), said
+
+
+def customers(spelling: str, count: int = 900) -> list[dict[str, object]]:
+    """Rows of customers with about four each; cities and jobs repeat too, and so do amounts and days."""
+    draw = random.Random(3)
+    persons = [
+        {"ref": spelling.format(1000 + i), "sex": draw.choice("FM"), "city": f"city {draw.randrange(60)}"}
+        for i in range(count // 4)
+    ]
+    return [
+        draw.choice(persons)
+        | {
+            "contract": f"v{i}", "job": f"job {draw.randrange(90)}", "paid": f"{draw.randrange(200)}.50",
+            "seen": f"2020-{1 + draw.randrange(12):02}-{1 + draw.randrange(28):02}", "hours": draw.randrange(80),
+            "way": draw.choice(["post", "web"]), "y": ["no", "yes"][i % 2],
+        }
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"),
+    [("Kunden-Nr.", "K{}"), ("Aktenzeichen", "x-{}-a"), ("ref", "{}"), ("konto", "{}.0"), ("who?", "K{}")],
+)
+@pytest.mark.parametrize("reads", [("--public", "pool.csv"), ("--read-private",)], ids=["pool", "private"])
+def test_an_id_that_repeats_is_asked_about_whatever_its_name(name, spelling, reads, tmp_path, fairpate):
+    rows = [
+        {name if column == "ref" else column: value for column, value in row.items()} for row in customers(spelling)
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "own.csv", index=False)
+    pd.DataFrame(rows).drop(columns="y").to_csv(tmp_path / "pool.csv", index=False)
+    code, text, _ = fairpate("data", "declare", "own.csv", *reads)
+    assert code == 0
+    line = next(line for line in text.splitlines() if line.startswith("person: "))
+    assert yaml.safe_load(line) == {"person": name}
+    assert "# ? " in line
+    if name != "Kunden-Nr.":  # a name that tells needs no rows
+        assert "repeat" in line
+        assert ("confirm from knowledge" in line) == (reads == ("--read-private",))
+
+
+def test_what_repeats_and_is_no_person_is_not_asked_about(tmp_path, fairpate):
+    """Neither a customer's type nor the day of a visit, whatever they are called; a city is not one person's."""
+    frame = pd.DataFrame(customers("K{}")).drop(columns="ref")
+    frame = frame.rename(columns={"way": "customer_type", "seen": "client_since"})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    frame.drop(columns="y").to_csv(tmp_path / "pool.csv", index=False)
+    text = fairpate("data", "declare", "own.csv", "--public", "pool.csv")[1]
+    assert "# person: patient_id  # ? the column that is the same" in text
+    assert "name a person" not in text
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("group", ["sex", "way"])
+@pytest.mark.parametrize("spelling", ["K{}", "{}"])
+def test_a_check_names_a_column_that_is_left_out_and_may_name_persons(suffix, group, spelling, tmp_path, fairpate):
+    frame = pd.DataFrame(customers(spelling)).rename(columns={"ref": "Kunden-Nr."})
+    if suffix == "csv":
+        frame.to_csv(tmp_path / "own.csv", index=False)
+    else:
+        frame.assign(blob=[b"1"] * len(frame), more=[[1]] * len(frame)).to_parquet(tmp_path / "own.parquet")
+    declared = (
+        f"name: own\nrows: 900\nfiles: {{private: own.{suffix}}}\nlabel: {{column: y, classes: ['no', 'yes']}}\n"
+        f"group: {{column: {group}, values: {'[F, M]' if group == 'sex' else '[post, web]'}}}\n"
+        "features: {hours: {bounds: [0, 100]}, sex: {categories: [F, M]}}\n"
+    )
+    (tmp_path / "own.yaml").write_text(declared, encoding="utf-8")
+    code, said, _ = fairpate("data", "check", "own.yaml", "--json")
+    known = frame["Kunden-Nr."].nunique()
+    assert (code, json.loads(said)["repeated"]) == (0, [{"column": "Kunden-Nr.", "values": known, "rows": 900}])
+    words = " ".join(fairpate("data", "check", "own.yaml")[1].split())
+    assert "column Kunden-Nr. is left out, and its" in words and "declare `person: Kunden-Nr.`" in words
+    (tmp_path / "own.yaml").write_text(declared + "person: Kunden-Nr.\n", encoding="utf-8")
+    assert json.loads(fairpate("data", "check", "own.yaml", "--json")[1])["repeated"] == []
+
+
+def test_without_public_records_the_last_column_is_the_label_and_a_pool_is_advised(tmp_path, fairpate):
+    (tmp_path / "own.csv").write_text("Kunden-Nr.;Alter;Entscheidung;sex\n", encoding="utf-8")
+    code, said, _ = fairpate("data", "declare", "own.csv", "-o", "own.yaml")
+    assert code == 0
+    assert "Without --public every column is a question" in said
+    found = read_declaration(tmp_path / "own.yaml")
+    assert found.person is not None
+    assert (found.label.column, found.person.column) == ("Entscheidung", "Kunden-Nr.")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-32"])
+def test_the_mark_of_an_encoding_is_read(encoding, tmp_path, fairpate):
+    rows = [f"{20 + i % 31};{'FM'[i % 2]};{('nö', 'ja')[i // 2 % 2]}" for i in range(60)]
+    (tmp_path / "own.csv").write_bytes("\n".join(["größe;sex;y", *rows]).encode(encoding))
+    (tmp_path / "pool.csv").write_bytes("\n".join(["größe;sex;y", *rows]).encode(encoding))
+    assert fairpate("data", "declare", "own.csv", "--public", "pool.csv", "-o", "own.yaml")[0] == 0
+    found = read_declaration(tmp_path / "own.yaml")
+    assert found.encoding == encoding.replace("-sig", "")
+    assert found.label.names == ("ja", "nö")
+    assert fairpate("data", "check", "own.yaml")[0] == 0
