@@ -144,7 +144,7 @@ def checked_records(
     """
     column, found = sensitive_column(estimator.sensitive_feature), None
     X, y = records_of(X), None if y is None else values_of(y, "y", missing=_NO_LABEL)
-    if y is not None and np.ndim(X) and len(y) != (count := _num_samples(X)):
+    if y is not None and len(y) != (count := _num_samples(X)):
         # With the words that scikit-learn's own message has.
         raise ValueError(
             f"y: expected one label per record, got inconsistent numbers of samples ({len(y)} labels for {count} "
