@@ -37,6 +37,8 @@ from pydantic_core import from_json
 from aggregator import store
 from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
 from aggregator.store import Head, Header, LedgerError, Place, Row, canonical
+from fairpate.privacy.accountant import Event
+from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
 
 if TYPE_CHECKING:
@@ -132,7 +134,8 @@ class LedgerTerms:
     when the ledger is created.
 
     ``noise`` names the source of random numbers. ``ensemble`` is a digest of everything that determines the teachers,
-    so that one ledger never mixes the votes of two ensembles.
+    so that one ledger never mixes the votes of two ensembles. ``beside`` are the privacy events of other releases of
+    the same records within the same budget, which counts them from the first query on.
     """
 
     mechanism: Mechanism
@@ -145,6 +148,22 @@ class LedgerTerms:
     ensemble: str
     unit: Unit = "record"
     relation: Relation = "add or remove one"
+    beside: tuple[Event, ...] = ()
+
+    def events(self, num_queries: int) -> list[Event]:
+        """Return the data-independent events of ``num_queries`` charged queries and of the releases beside them."""
+        return [self.mechanism.worst_case(num_queries), *self.beside]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the terms as plain JSON values, as a ledger stores them."""
+        mechanism = {"name": self.mechanism.name, "parameters": asdict(self.mechanism)}
+        values = asdict(self) | {"mechanism": mechanism, "beside": [event_json(event) for event in self.beside]}
+        # Left out where there are none, as in ledgers from before they could be.
+        if not self.beside:
+            del values["beside"]
+        # Through JSON, as stored terms go: a tuple becomes a list.
+        found: dict[str, Any] = json.loads(json.dumps(values))
+        return found
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LedgerTerms:
@@ -154,15 +173,9 @@ class LedgerTerms:
             "mechanism": mechanism_named(**values["mechanism"]),
             "gate": GateRule(**values["gate"]),
             "budget": Budget(**values["budget"]),
+            "beside": tuple(event_from(event) for event in values.get("beside", ())),
         }
         return cls(**{**values, **typed})
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the terms as plain JSON values, as a ledger stores them."""
-        mechanism = {"name": self.mechanism.name, "parameters": asdict(self.mechanism)}
-        # Through JSON, as stored terms go: a tuple becomes a list.
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self) | {"mechanism": mechanism}))
-        return found
 
 
 class LedgerState:
@@ -245,14 +258,15 @@ class LedgerState:
     def require_terms(self, terms: LedgerTerms) -> None:
         """Raise LedgerError unless the ledger was created with ``terms``; the message names both values."""
         wanted = terms.to_json()
-        other = [field for field, value in wanted.items() if self.stored_terms.get(field) != value]
+        fields = dict.fromkeys([*wanted, *self.stored_terms])
+        other = [field for field in fields if self.stored_terms.get(field) != wanted.get(field)]
         if other[:1] == ["ensemble"]:  # a digest of private shards: not to be shown
             raise LedgerError(
                 "The ledger was created for other teachers (ensemble) than those of this run; restore "
                 "the private records, settings and library versions of this run, or start a new run folder."
             )
         if other:
-            what = f"{other[0]} = {self.stored_terms.get(other[0])}, not {wanted[other[0]]}"
+            what = f"{other[0]} = {self.stored_terms.get(other[0])}, not {wanted.get(other[0])}"
             raise LedgerError(f"The ledger was created with {what}; give the old value, or start a new run folder.")
 
     @property

@@ -103,23 +103,30 @@ def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
     # Equal charges from nothing: the whole grid of orders admits exactly what its best order does, so this is the
     # number at one order fixed in advance. A filter that chose its order by what was answered would not be sound.
     renyi = RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
-    return min(wanted, renyi.max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A)))
+    # So are the releases beside the queries, whose cost is fixed beforehand too.
+    beside_A = accountant.rdp(terms.beside, _ORDERS_A) if terms.beside else 0.0
+    return min(wanted, renyi.max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A), spent_A=beside_A))
 
 
 # Cached: a run calls this before it works, while it works and when it reports.
 @lru_cache
 def mechanism_within(
-    mechanism: Mechanism, *, target_epsilon: float, target_delta: float, num_queries: int
+    mechanism: Mechanism,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    num_queries: int,
+    beside: tuple[Event, ...] = (),
 ) -> Mechanism:
     """Return ``mechanism`` with the least noise for which ``num_queries`` queries cost at most ``target_epsilon``, at
-    ``target_delta``.
+    ``target_delta``, together with the events ``beside`` them, whose noise is fixed.
 
     The cost is data-independent: it holds for any votes. It is computed by privacy loss distributions where available;
     then no more than ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
     """
 
     def events(factor: float) -> list[Event]:
-        return [mechanism.scaled(factor).worst_case(num_queries)]
+        return [mechanism.scaled(factor).worst_case(num_queries), *beside]
 
     factor = least_noise(events, target_epsilon=target_epsilon, target_delta=target_delta)
     if (
@@ -134,9 +141,9 @@ def mechanism_within(
 
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int) -> float:
-    """Return the data-independent epsilon of ``num_queries`` charged queries, at the delta of the budget in
-    ``terms``."""
-    events: list[Event] = [terms.mechanism.worst_case(num_queries)]
+    """Return the data-independent epsilon of ``num_queries`` charged queries and of the releases beside them, at the
+    delta of the budget in ``terms``."""
+    events = terms.events(num_queries)
     if terms.budget.kind == "query_count":
         return accountant.least_epsilon(events, target_delta=terms.budget.delta)
     # A limit on epsilon is a Renyi filter, which spends by curves.
@@ -156,7 +163,7 @@ def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
         return None
     if budget.max_queries is None:
         return budget.epsilon
-    return accountant.least_epsilon([terms.mechanism.worst_case(budget.max_queries)], target_delta=budget.delta)
+    return accountant.least_epsilon(terms.events(budget.max_queries), target_delta=budget.delta)
 
 
 QuotaRoom = Callable[[str], float]
@@ -174,7 +181,8 @@ def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
     if limit.epsilon is None:
         return most
     budget = Budget(kind="data_independent", delta=terms.budget.delta, epsilon=limit.epsilon)
-    return queries_that_fit(replace(terms, budget=budget), most)
+    # No caller asked for what was released beside the queries.
+    return queries_that_fit(replace(terms, budget=budget, beside=()), most)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -629,10 +637,12 @@ def answer_queries(
     keys: Sequence[str],
     session: AggregatorSession,
     block_size: int = 256,
+    with_chances: bool = True,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> SessionResult:
     """Submit all queries of ``batch`` with their votes, in order and in blocks; ``keys[i]`` identifies query i.
 
+    ``with_chances``: where counts are released, compute the probabilities of all labels of each query from them.
     ``on_progress`` is called with the number of queries that are done.
     """
     # Reversed, so that the first of equal keys counts.
@@ -653,7 +663,8 @@ def answer_queries(
     if terms.mechanism.releases == "counts":
         rows = [reply.counts for _, reply in answered]
         counts = np.array(rows, dtype=np.int64).reshape(len(rows), terms.num_classes)
-        chances = terms.mechanism.chances(counts, num_teachers=terms.num_teachers)
+        if with_chances:
+            chances = terms.mechanism.chances(counts, num_teachers=terms.num_teachers)
     labelled = LabelledSet(
         record_ids=tuple(query.record_id for query, _ in answered),
         labels=np.array([reply.label for _, reply in answered], dtype=np.int64),

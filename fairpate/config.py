@@ -297,14 +297,10 @@ Architecture = Literal[
 ]
 
 
-class NetworkConfig(Section):
-    """The architecture of a model; in YAML, its name alone is enough."""
+class LayersConfig(Section):
+    """The name of a model and the widths of its layers; in YAML, its name alone is enough."""
 
-    name: Architecture = Field(
-        "mlp",
-        description="`hog_logistic`: logistic regression on a picture's oriented gradients; `bounded_logistic`: on "
-        "features that are scaled down to a norm of 4.",
-    )
+    name: str
     hidden: tuple[Count, ...] | None = Field(
         None,
         description="Widths of an MLP's hidden layers, null: 64; or the number of channels of the first block of "
@@ -324,6 +320,16 @@ class NetworkConfig(Section):
         if self.hidden is not None:
             return self.hidden
         return (32,) if self.name == "cnn" else (64,)
+
+
+class NetworkConfig(LayersConfig):
+    """The architecture of a model; in YAML, its name alone is enough."""
+
+    name: Architecture = Field(
+        "mlp",
+        description="`hog_logistic`: logistic regression on a picture's oriented gradients; `bounded_logistic`: on "
+        "features that are scaled down to a norm of 4.",
+    )
 
 
 class BackboneConfig(Section):
@@ -611,18 +617,49 @@ class ShardsConfig(Section):
     block_size: Count | None = Field(None, description="Teachers per Ray task; null chooses.")
 
 
+class TeacherModelConfig(LayersConfig):
+    """The model of every teacher: a network, or ridge regression in closed form; in YAML, its name alone is enough."""
+
+    name: Architecture | Literal["ridge"] = Field(
+        "mlp",
+        description="Architecture of a network, or `ridge`: ridge regression on vectors, in closed form, for thousands "
+        "of teachers with a dozen records each (`teachers.ridge`).",
+    )
+
+
+class RidgeConfig(Section):
+    """The settings of teachers in closed form: ridge regression in which every class of a shard has the same weight."""
+
+    num_features: Count | None = Field(
+        None,
+        description="Number of features: those that vary most over the public records. null: by the number of teachers "
+        "and target.epsilon, at most 50.",
+    )
+    penalty: Positive = Field(20.0, description="Ridge penalty, in records.")
+
+
 class TeachersConfig(ShardsConfig):
     """The settings of the ensemble of teachers that vote."""
 
-    model: NetworkConfig = NetworkConfig()
+    model: TeacherModelConfig = TeacherModelConfig()
+    ridge: RidgeConfig = RidgeConfig()
     fit: LoopConfig = LoopConfig()
+
+    @property
+    def disables(self) -> dict[tuple[str, Any], tuple[str, ...]]:
+        """The settings of the other kind of model, which are not read."""
+        return {("model", self.model): ("fit",) if self.model.name == "ridge" else ("ridge",)}
 
 
 class TeachersTraining(ShardsConfig):
-    """All settings for training the teachers: their own, completed by the run's initial weights and optimiser."""
+    """All settings for training the teachers: their own, completed by the run's initial weights and optimiser.
+
+    ``ridge``: the settings of teachers in closed form; None: the teachers are networks.
+    """
 
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
+    ridge: RidgeConfig | None = None
 
 
 class BudgetConfig(Section):

@@ -56,7 +56,17 @@ from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
 from fairpate.data.tables import is_missing
 from fairpate.files import private_folder
-from fairpate.methods.base import FITTED, Method, Price, Stream, configured, find_method, fitted_to, price
+from fairpate.methods.base import (
+    FITTED,
+    Method,
+    Price,
+    Stream,
+    configured,
+    find_method,
+    fitted_to,
+    price,
+    teaches_networks,
+)
 from fairpate.pages import epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
@@ -1222,7 +1232,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             value = _plain(given.get(name))
             if name not in said and value is not None and isinstance(said.get(section, {}), dict):
                 said[section] = said.get(section, {}) | {field: value}
-        start = fitted_to(self.method, count=num_records, num_public=num_public)
+        # Shards follow from a declared number alone: one record more would otherwise move all of them.
+        networks = given["num_records"] is None or teaches_networks(said)
+        start = fitted_to(self.method, count=num_records, num_public=num_public, networks=networks)
         values = merge(start, said)
         # The records are those of `fit`, so no other setting of the section `data` applies.
         if given["embedding"] == "auto":

@@ -44,7 +44,8 @@ from fairpate.files import Location, Storage, arrays_digest, exists, join, read,
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
 from fairpate.types import Advance, IntArray, UserError
-from teachers.teacher import Engine, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
+from teachers.ridge import FeatureMap
+from teachers.teacher import Engine, Ridge, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
 if TYPE_CHECKING:
     from fairpate.data.dataset import Split
@@ -64,7 +65,7 @@ _MAX_VALUES_AT_ONCE = 2**24  # of queries, which a worker copies and scales
 # Teachers per block, independent of the number of workers, so that checkpoints are found again with more or fewer
 # workers. A stack gains from being wide, most of all on an accelerator; a loop only from workers that finish together.
 # Large teachers come in small blocks: a lost worker loses one block.
-_LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK = 4, 50, 100
+_LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK, _SOLVED_BLOCK = 4, 50, 100, 500
 _MAX_BLOCK_BYTES = 2**29
 _log = logging.getLogger(__name__)
 
@@ -312,15 +313,18 @@ def predict_votes(
     # (weight, bias) of each layer, shapes (T, out, in) and (T, out). By number: as text, layer 10 comes before layer 2.
     names = sorted({name.split(".")[0] for name in weights}, key=int)
     layers = [(weights[f"{name}.weight"].to(device), weights[f"{name}.bias"].to(device)) for name in names]
-    # Minus the row of class 0, the logit of class 0 is 0 and need not be computed.
     weight, bias = layers[-1]
-    layers[-1] = weight[:, 1:] - weight[:, :1], bias[:, 1:] - bias[:, :1]
+    if spec.num_classes == 2:
+        # Minus the row of class 0, the logit of class 0 is 0 and need not be computed.
+        layers[-1] = weight[:, 1:] - weight[:, :1], bias[:, 1:] - bias[:, :1]
     (first_weight, first_bias), (num_teachers, width, _) = layers[0], layers[0][0].shape
     widest = max(weight.shape[1] for weight, _ in layers)
     winners = []
     for part in parts:
         x = torch.tensor(part)
-        if spec.model.trainable == "head":
+        if spec.ridge is not None:
+            x = spec.ridge.features(x)
+        elif spec.model.trainable == "head":
             with exact_convolutions():
                 x = frozen_features(spec.model, x, device=device)
         flat = scale_bytes(x).flatten(start_dim=1).to(first_weight.dtype)
@@ -329,11 +333,14 @@ def predict_votes(
             out = torch.addmm(first_bias.reshape(-1, 1), rows, batch.to(device).T).view(num_teachers, width, len(batch))
             for weight, bias in layers[1:]:
                 out = torch.baddbmm(bias[:, :, None], weight, out.relu_())
-            # Class by class over contiguous rows, which is 10 times as fast as `argmax` over few classes. The logit of
-            # class 0 is 0, and strict comparisons leave ties to the smaller class.
-            best, winner = out[:, 0].clamp(min=0), (out[:, 0] > 0).to(torch.int16)
+            # Class by class over contiguous rows, which is 10 times as fast as `argmax` over few classes. Strict
+            # comparisons leave ties to the smaller class.
+            if spec.num_classes == 2:
+                winners.append((out[:, 0] > 0).to(torch.int16).cpu())
+                continue
+            best, winner = out[:, 0], torch.zeros_like(out[:, 0], dtype=torch.int16)
             for k in range(1, out.shape[1]):
-                winner.masked_fill_(out[:, k] > best, k + 1)
+                winner.masked_fill_(out[:, k] > best, k)
                 best = torch.maximum(best, out[:, k])
             winners.append(winner.cpu())
     return torch.cat(winners, dim=1).numpy()
@@ -393,18 +400,25 @@ def train_ensemble(
     seed: int,
     checkpoint_dir: Path | Storage,
     augment: AugmentConfig = UNCHANGED,
+    public_x: Tensor | None = None,
     pool: BlockPool | None = None,
     on_progress: Advance | None = None,
 ) -> Ensemble:
     """Divide ``private`` into shards, train the teachers that ``checkpoint_dir`` lacks, and return all teachers.
 
+    ``public_x``: the public vectors to which the features of teachers in closed form are fitted; networks need none.
     Without a ``pool``, teachers are trained in this process. ``on_progress(teachers_done, num_teachers)`` counts
     teachers that were stored before as done. ValueError for labels outside ``range(num_classes)``.
     """
     y = private.y
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
         raise ValueError(f"Expected labels in 0..{num_classes - 1}, got {int(y.min())}..{int(y.max())}.")
-    workers = pool or BlockPool()
+    workers, ridge = pool or BlockPool(), None
+    if config.ridge is not None:
+        if public_x is None:
+            raise ValueError("Expected public_x with config.ridge, got None; give the public records.")
+        features = FeatureMap.of(public_x, config.ridge.num_features)
+        ridge = Ridge(features=features, penalty=config.ridge.penalty)
     spec = TeacherSpec(
         model=config.model,
         fit=config.fit,
@@ -413,6 +427,7 @@ def train_ensemble(
         num_classes=num_classes,
         seed=seed,
         max_shard_size=config.max_shard_size,
+        ridge=ridge,
     )
     engine = choose_engine(config.model, workers.device)
     rows = rows_of_teachers(private, config, seed)
@@ -425,9 +440,11 @@ def train_ensemble(
     size = config.block_size
     if not size:
         size = _STACKED_BLOCK if workers.device == "cpu" else _ACCELERATED_BLOCK
+        if ridge is not None:
+            size = _SOLVED_BLOCK
         # If the last layer alone is trained, a block stores few weights but computes the features of all queries:
         # blocks may be large.
-        if config.model.trainable != "head":
+        elif config.model.trainable != "head":
             model = build_model(config.model, input_shape=tuple(private.x.shape[1:]), num_classes=num_classes)
             teacher_bytes = sum(int(value.nbytes) for value in model.state_dict().values())
             size = max(1, min(size if engine == "stacked" else _LOOPED_BLOCK, _MAX_BLOCK_BYTES // teacher_bytes))
@@ -450,7 +467,8 @@ def train_ensemble(
             "engine": engine,
             # Another library may round otherwise, and so train other teachers.
             "versions": [__version__, torch.__version__],
-        },
+        }
+        | ({} if ridge is None else {"ridge": ridge.digest}),
         shards_of=shards_of,
         function=_train_block,
         shared=(spec, engine, storage),

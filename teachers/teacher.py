@@ -1,4 +1,5 @@
-"""Training of teachers: a pure function from shards to weights, with two engines behind one interface.
+"""Training of teachers: a pure function from shards to weights, with two engines for networks behind one interface,
+and a closed form (:mod:`teachers.ridge`).
 
 The engine ``loop`` fits one teacher after another. The engine ``stacked`` trains many teachers as one program: their
 parameters are stacked along a first axis, with one forward and backward pass for all. Dense layers become batched
@@ -22,16 +23,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig
+from fairpate.files import arrays_digest
 from fairpate.nn import fit as fitting
 from fairpate.nn.fit import UNCHANGED, DivergedError, Optimizer
 from fairpate.nn.models import CONVOLUTIONAL, ScaleBytes, build_model, scale_bytes
 from fairpate.types import stream_seed
+from teachers.ridge import FeatureMap, solve_teachers
 
 Engine = Literal["loop", "stacked"]
 StackedWeights = dict[str, Tensor]
@@ -109,9 +113,26 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ridge:
+    """The public settings of teachers in closed form: their feature map, and the ridge penalty in records."""
+
+    features: FeatureMap
+    penalty: float
+
+    @property
+    def digest(self) -> str:
+        """A digest of these settings, which differs for teachers that were trained with others."""
+        arrays = {name: value.numpy() for name, value in vars(self.features).items()}
+        return arrays_digest({**arrays, "penalty": np.array(self.penalty)})
+
+
+@dataclass(frozen=True, kw_only=True)
 class TeacherSpec:
     """The public settings that, together with its shard of records, determine a teacher. No shard has more than
-    ``max_shard_size`` records."""
+    ``max_shard_size`` records.
+
+    ``ridge``: None for networks, which ``model``, ``fit`` and ``augment`` describe; other teachers do not read these.
+    """
 
     model: ModelConfig
     fit: FitConfig
@@ -119,6 +140,7 @@ class TeacherSpec:
     seed: int
     augment: AugmentConfig = UNCHANGED
     max_shard_size: int | None = None
+    ridge: Ridge | None = None
 
 
 def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
@@ -387,6 +409,9 @@ def train_teachers(
         raise ValueError(
             f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim the shards first."
         )
+    if spec.ridge is not None:
+        own = [(spec.ridge.features(shard.x.to(device)), shard.y.to(device)) for shard in shards]
+        return solve_teachers(own, indices, num_classes=spec.num_classes, penalty=spec.ridge.penalty)
     if spec.model.trainable == "head":
         # Once per record: layers that are not trained give the same features in every epoch. On these features the
         # teacher is a logistic regression.

@@ -7,7 +7,7 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.data import load_data
-from fairpate.methods.pate import public_records
+from fairpate.methods.learning import public_records
 from fairpate.types import LabelledSet, RealArray
 
 

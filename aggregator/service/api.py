@@ -777,7 +777,8 @@ def add_analyst_routes(
         # The store's limit first: a change enters the ledger with the next new query.
         own = tokens.stored.limits.get(caller.name, ledger.limits.get(caller.name, NO_LIMIT))
         queries, most = ledger.charged_to[caller.name], session.most_queries(ledger.terms, own)
-        epsilon = session.epsilon_data_independent(ledger.terms, num_queries=queries)
+        own_terms = dataclasses.replace(ledger.terms, beside=())  # the caller's queries alone
+        epsilon = session.epsilon_data_independent(own_terms, num_queries=queries)
         return json_response(
             {
                 "name": caller.name,

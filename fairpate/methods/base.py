@@ -18,8 +18,10 @@ costs no privacy. Options take precedence over it.
 
     every method     a public embedding and logistic regression on it: fast, and accurate under noise
     DP-SGD methods   five epochs, batches of a fiftieth of the records or persons
-    trained teachers linear teachers with about 100 records or persons each, no confidence check, noisy counts released
-    neighbours       queries as for teachers; with few records, one query per cluster of the public pool
+    trained teachers up to 5,000 teachers in closed form with half a dozen records or persons each, which vote on the
+                     whole pool; no confidence check, noisy counts released
+    networks         if chosen as teachers: about 100 records or persons each, and 1,000 queries
+    neighbours       queries as for networks; with few records, one query per cluster of the public pool
 
 Shapes: N private records, M public ones, G groups, C classes.
 """
@@ -419,8 +421,8 @@ class Method(Section):
         """The configured architectures with their initial weights, by section (such as ``student.model``)."""
         found = {}
         for section in ("teachers", "student"):
-            if getattr(self, section, None) is not None:
-                network: configuration.NetworkConfig = getattr(self, section).model
+            if getattr(self, section, None) is not None and getattr(self, section).model.name != "ridge":
+                network: configuration.LayersConfig = getattr(self, section).model
                 # Other architectures have no weights to start from.
                 start = dict(self.backbone) if network.name in configuration.BACKBONES else {}
                 found[f"{section}.model"] = configuration.ModelConfig(**dict(network), **start)
@@ -459,11 +461,15 @@ class Method(Section):
 
         teachers: configuration.TeachersConfig = getattr(self, "teachers")  # noqa: B009 - of the methods that have teachers
         storage: str | None = getattr(self, "storage", None)
-        # With their initial weights and optimiser.
+        chosen = num_features(teachers.num_teachers, getattr(self.target, "epsilon", None))
+        ridge = teachers.ridge.model_copy(update={"num_features": teachers.ridge.num_features or chosen})
+        how: dict[str, Any] = {"ridge": ridge}
+        if teachers.model.name != "ridge":
+            # With their initial weights and optimiser.
+            fit = configuration.FitConfig(**dict(teachers.fit), **dict(self.training))
+            how = {"model": self.networks["teachers.model"], "fit": fit}
         training = configuration.TeachersTraining(
-            model=self.networks["teachers.model"],
-            fit=configuration.FitConfig(**dict(teachers.fit), **dict(self.training)),
-            **{name: getattr(teachers, name) for name in configuration.ShardsConfig.model_fields},
+            **how, **{name: getattr(teachers, name) for name in configuration.ShardsConfig.model_fields}
         )
         return train_ensemble(
             dataset.private,
@@ -472,6 +478,7 @@ class Method(Section):
             seed=self.seed,
             checkpoint_dir=folder if storage is None else open_storage(storage),
             augment=self.augment,
+            public_x=dataset.public.x,
             pool=pool,
             on_progress=on_progress,
         )
@@ -988,6 +995,8 @@ COUNTS = "record_votes"
 STDDEVS_PER_CELL = 4
 """The least useful count of `record_votes`, in standard deviations of its noise."""
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
+_PER_SMALL, _FEWEST_SMALL, _MOST_SMALL = 6, 50, 5000
+_FEWEST_FEATURES, _MOST_FEATURES, _FEATURES = 10, 50, 1.5
 _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
 _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
@@ -1009,7 +1018,8 @@ def resolved(overrides: Sequence[configuration.Override], method: str | None = N
         name, _ = default_method(overrides, num_sites=num_sites)
     # Anything else than a name is refused with the rest of the configuration.
     if isinstance(name, str):
-        start = fitted(parse_config(said.get("data", {}), DataConfig), name, num_sites=num_sites)
+        data, networks = parse_config(said.get("data", {}), DataConfig), teaches_networks(said)
+        start = fitted(data, name, num_sites=num_sites, networks=networks)
     return configured(start, overrides, method=method)
 
 
@@ -1054,21 +1064,37 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
     )
 
 
-def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
+def teaches_networks(values: Mapping[str, Any]) -> bool:
+    """Return whether ``values``, nested settings, choose networks as teachers."""
+    teachers = values.get("teachers")
+    model = teachers.get("model") if isinstance(teachers, Mapping) else None
+    return (model.get("name") if isinstance(model, Mapping) else model) not in (None, "ridge")
+
+
+def num_features(num_teachers: int, epsilon: float | None) -> int:
+    """Return how many features teachers in closed form read, by default: more for more teachers and a larger published
+    ``epsilon``, as the noise on the votes hides what single features contribute."""
+    # Measured on five tables (docs/results-teachers.md): more features than the votes can tell apart only blur them.
+    most = _MOST_FEATURES if epsilon is None else int(_FEATURES * math.sqrt(num_teachers * epsilon))
+    return max(_FEWEST_FEATURES, min(most, _MOST_FEATURES))
+
+
+def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1, networks: bool = False) -> Values:
     """Return default settings chosen for the size and kind of the data set ``data``, for ``method`` (None: the usual
-    default, :data:`FITTED`)."""
+    default, :data:`FITTED`). ``networks``: the teachers, if the method has some, are networks."""
     name, entry = FITTED if method is None else method, entry_for(data)
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None
     count = _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
     if needed:
         count, _ = entry.protected(data.options, data.unit)
-    return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites)
+    return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites, networks=networks)
 
 
-def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> Values:
+def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1, networks: bool = False) -> Values:
     """Return suggested settings of the method ``name``, by section, for a data set of ``num_public`` public records
-    and, at each site, ``count`` protected records or persons.
+    and, at each site, ``count`` protected records or persons. ``networks``: the teachers, if the method has some, are
+    networks.
 
     The number of teachers and the size of batches suit the records of one site. The size of the embedding suits the
     records of all sites. Values that the method's class sets itself take precedence.
@@ -1079,16 +1105,22 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> 
     # Only a part of few persons is private; teachers and batches must have some of them.
     most = max(2, count // _FEWEST_EACH)
     teachers = min(max(_FEWEST_TEACHERS, min(count // _PER_TEACHER, _MOST_TEACHERS)), most)
+    # Teachers of attributes learn from features without an embedding.
+    is_small = not networks and not method.protects_attribute_only
+    if is_small:
+        teachers = min(max(_FEWEST_SMALL, min(count // _PER_SMALL, _MOST_SMALL)), most)
     many = count > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
     # None: a smaller pool is queried in full.
     num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
+    has_small = is_small and "teachers" in own
     values: Values = {
         "method": name,
         "student": linear,
-        "teachers": linear | {"num_teachers": teachers},
+        "teachers": ({"model": {"name": "ridge"}} if is_small else linear) | {"num_teachers": teachers},
         "aggregator": {
-            "num_queries": num_queries,
+            # The noise of single counts averages out over a pool that is queried in full.
+            "num_queries": None if has_small else num_queries,
             # Counts teach no student that learns from released attributes.
             "release": "label" if method.protects_attribute_only else "counts",
             # A start: where there is a target, the noise is scaled until the queries fit.

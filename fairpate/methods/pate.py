@@ -53,6 +53,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field
+from scipy.special import softmax
 
 from aggregator import session as sessions
 from aggregator.ledger import Charge, Ledger, LedgerState, LedgerTerms
@@ -64,16 +65,27 @@ from fairpate import types
 from fairpate.config import AggregatorConfig, ConfigError, GatedAggregatorConfig, Noise, QueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training, torch_generator
+from fairpate.files import arrays_digest
+from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training
+from fairpate.methods.learning import fit_student, passing, public_records
+from fairpate.methods.noisy_counts import Bins, ThresholdsConfig, fitted_rule, table_event
+from fairpate.methods.record_votes import UNITS, WeightedBallot, labels_of_chances, rule_network, with_noise
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.mechanism_events import of_teachers
+from fairpate.privacy.mechanism_events import VoteSums, VoteTables, of_teachers
 from fairpate.report import records
 from fairpate.run import context
 from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.release_log import LedgerMeter
+from fairpate.run.release_log import (
+    LedgerMeter,
+    Origin,
+    Released,
+    read_release,
+    require_same_settings,
+    save_release,
+)
 from fairpate.terminal import Reporter
 from fairpate.types import GateRule, IntArray, LabelledSet, Later, VoteBatch, torch
 
@@ -267,30 +279,6 @@ class StandingVoters:
         return np.array(rows, dtype=np.int64)
 
 
-_MAX_STUDENT_THREADS = 4
-
-
-def fit_student(method: Method, training: Training, labelled: LabelledSet, **options: Any) -> nn.Module:
-    """Train the student of ``method`` on released labels and return it. Further keyword arguments, ``options``, are
-    passed to :func:`student.student.train_student`."""
-    config, dataset, threads = method.student_training, training.dataset, torch.get_num_threads()
-    # Small dense layers are slower on several threads.
-    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if config.model.name in models.CONVOLUTIONAL else 1)
-    try:
-        with training.reporter.stage("student") as advance:
-            return students.train_student(
-                public_records(dataset.public, labelled),
-                config,
-                num_classes=dataset.num_classes,
-                augmentation=method.augment,
-                generator=torch_generator(method.seed, Stream.STUDENT),
-                on_progress=advance,
-                **options,
-            )
-    finally:
-        torch.set_num_threads(threads)
-
-
 def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
     """Return a digest, sixteen hexadecimal digits, of ``settings`` (as JSON) and of ``arrays`` with values of records.
 
@@ -300,27 +288,6 @@ def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
     for array in arrays:
         digest.update(array.numpy().tobytes())
     return digest.hexdigest()
-
-
-def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
-    """Return the labels that a demographic-parity gate with this ``rule`` accepts, in their order; the gate starts
-    without earlier labels."""
-    # It reads only released labels and public groups, so it is post-processing: labels that it drops stay charged.
-    sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
-    return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
-
-
-def public_records(public: Split, labelled: LabelledSet) -> students.PublicRecords:
-    """Return the public features with the released labels or class probabilities.
-
-    True labels in ``public`` are not read.
-    """
-    row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
-    answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
-    is_answered = torch.zeros(len(public), dtype=torch.bool)
-    is_answered[answered] = True
-    labels = torch.from_numpy(labelled.labels if labelled.chances is None else labelled.chances.astype(np.float32))
-    return students.PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +312,12 @@ class Spending:
         """Return the data-independent event of queries start .. stop - 1. It charges a query in full for each
         attempt to answer it: one, and one more for every attempt that a crash interrupted."""
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
+
+    @property
+    def beside_rdp(self) -> npt.NDArray[np.float64]:
+        """The Renyi curve of the releases beside the queries; zeros without any."""
+        beside = self.terms.beside
+        return accountant.rdp(beside) if beside else np.zeros(len(DEFAULT_ORDERS))
 
     def drawn(self, start: int, stop: int) -> Event:
         """Return the data-dependent event of queries start .. stop - 1, with the votes on them; queries that were
@@ -378,10 +351,11 @@ def costs(spending: Spending, *, unit: types.Unit, relation: types.Relation) -> 
     epsilon that FairPATE's authors compute in their published code. They are for the operator only and must not be
     published."""
     delta, submitted = spending.terms.budget.delta, len(spending.charges_Q)
-    drawn = spending.drawn(0, submitted)
-    price = accountant.epsilon_data_dependent([drawn], target_delta=delta)
-    as_in_paper = epsilon_of_curve(spending.as_in_paper(0, submitted), DEFAULT_ORDERS, target_delta=delta)[0]
-    beforehand = accountant.least_epsilon([spending.submitted(0, submitted)], target_delta=delta)
+    drawn, beside = spending.drawn(0, submitted), spending.terms.beside
+    price = accountant.epsilon_data_dependent([drawn, *beside], target_delta=delta)
+    as_in_paper_A = spending.as_in_paper(0, submitted) + spending.beside_rdp
+    as_in_paper = epsilon_of_curve(as_in_paper_A, DEFAULT_ORDERS, target_delta=delta)[0]
+    beforehand = accountant.least_epsilon([spending.submitted(0, submitted), *beside], target_delta=delta)
     return {
         "unit": unit,
         "relation": relation,
@@ -409,6 +383,7 @@ class ReleasePlan:
     - ``source``: the source of the noise.
     - ``counted_beforehand``: the number of queries that are charged at the start, if released labels may decide to
       submit fewer; otherwise 0.
+    - ``beside``: the events of the other releases of the same target.
     """
 
     method: VotingMethod
@@ -419,10 +394,12 @@ class ReleasePlan:
     unit: types.Unit
     source: NoiseSource
     counted_beforehand: int
+    beside: tuple[Event, ...] = ()
 
-    def worst_case(self, num_queries: int) -> Event:
-        """Return the event of ``num_queries`` queries, whose cost for the protected unit holds for any votes."""
-        return of_teachers(self.mechanism.worst_case(num_queries), self.unit)
+    def worst_case(self, num_queries: int) -> list[Event]:
+        """Return the events of ``num_queries`` queries, whose cost for the protected unit holds for any votes, and of
+        the releases beside them."""
+        return [of_teachers(self.mechanism.worst_case(num_queries), self.unit), *self.beside]
 
     def count_fitting(self) -> int:
         """Return the number of planned queries for which the budget has room. If votes decide when the budget ends,
@@ -461,6 +438,7 @@ class ReleasePlan:
             ensemble=ensemble,
             # A changed attribute moves one vote of a query, as a record does, and the ledger prices both alike.
             unit="record" if self.unit == "sensitive attribute" else self.unit,
+            beside=self.beside,
         )
         if self.budget is not None:
             return replace(terms, budget=self.budget.at(delta))
@@ -478,10 +456,15 @@ class Labels(Trained):
     - ``epsilon_bound``: the guarantee that was fixed before the first query; None if votes decided when to stop.
     - ``spending``: the charges of the queries, for the operator's reports. None after a student was trained, and if the
       queries have other groups than the data set of the run.
+    - ``num_voters``, ``noise_stddev_votes``: how many voted on each query, and the noise on each of their counts.
+    - ``table_KC``: the noisy table of private labels by score, if there is one.
     """
 
     labelled: LabelledSet
     spending: Spending | None = None
+    num_voters: int
+    noise_stddev_votes: float
+    table_KC: IntArray | None = None
 
 
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
@@ -526,12 +509,12 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
         # counts unchanged: no label decides over a crash.
         configured = (plan.method.aggregator.num_queries or 0) + num_planned - len(spending.charges_Q)
         num_planned = max(configured, num_planned)
-    planned = spending.terms.mechanism.worst_case(num_planned)
-    spent = accountant.least_epsilon([submitted], target_delta=plan.method.target.delta)
+    planned, beside = spending.terms.mechanism.worst_case(num_planned), spending.terms.beside
+    spent = accountant.least_epsilon([submitted, *beside], target_delta=plan.method.target.delta)
     bound = sessions.epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
         # Both bounds are independent of votes and labels, so that the smaller one may be stated.
-        bound = min(bound, accountant.least_epsilon([planned], target_delta=plan.method.target.delta))
+        bound = min(bound, accountant.least_epsilon([planned, *beside], target_delta=plan.method.target.delta))
     remarks: tuple[str, ...] = ()
     if bound is None:
         remarks = (types.REMARKS["stopped_by_votes"],)
@@ -544,7 +527,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
     return Labels(
         model=model,
         # The plan has none of a service's queries: then it is stated what was submitted.
-        events=(of_teachers(submitted if by_service else planned, plan.unit),),
+        events=(of_teachers(submitted if by_service else planned, plan.unit), *beside),
         noise=spending.terms.noise,
         remarks=remarks,
         queries=types.QueryOutcomes(
@@ -558,6 +541,8 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
         epsilon_bound=bound,
         labelled=result.labelled,
         spending=spending,
+        num_voters=spending.terms.num_teachers,
+        noise_stddev_votes=float(asdict(spending.terms.mechanism)["noise_stddev_votes"]),
     )
 
 
@@ -572,9 +557,11 @@ def _submit(
     fewer if the gate would accept no more.
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
+    # A rule that is fitted to all counts does not read what single counts make likely.
+    how: dict[str, Any] = {"block_size": _BLOCK, "with_chances": not plan.method.fits_counts}
     if admission is None:
         return sessions.answer_queries(
-            votes, keys=keys, session=session, block_size=_BLOCK, on_progress=lambda done: on_progress(done, len(keys))
+            votes, keys=keys, session=session, on_progress=lambda done: on_progress(done, len(keys)), **how
         )
     total = plan.method.aggregator.num_queries or len(keys)
     learning = plan.method.student_training.model_copy(update={"method": "supervised"})
@@ -614,8 +601,8 @@ def _submit(
             votes.take(asked),
             keys=[keys[row] for row in asked],
             session=session,
-            block_size=_BLOCK,
             on_progress=lambda done, before=submitted: on_progress(max(before, done), total),  # type: ignore[misc]
+            **how,
         )
         # In public order again: a run that was interrupted must submit the same queries.
         waiting = sorted(set(waiting) - set(chosen))
@@ -627,7 +614,8 @@ class VotingMethod(Method):
     """A method whose voters answer queries on public records. A subclass defines the voters and how the student learns.
 
     ``votes_on_anything``: the voters of a service can also vote on records that are not in the public pool.
-    ``keeps_teachers``: the voters remain after the run, so that a service can submit further queries.
+    ``keeps_teachers``: the voters remain after the run, so that a service can submit further queries. ``fits_counts``:
+    a linear rule is fitted to the noisy counts of all queries.
     """
 
     asks_teachers: ClassVar[bool] = True
@@ -637,6 +625,7 @@ class VotingMethod(Method):
     reads_public: ClassVar[bool] = True  # public records are the queries
     votes_on_anything: ClassVar[bool] = True
     keeps_teachers: ClassVar[bool] = True
+    fits_counts: ClassVar[bool] = False
 
     target: configuration.QueriesTarget = configuration.QueriesTarget()
     noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
@@ -707,6 +696,7 @@ class VotingMethod(Method):
                 target_delta=target.delta,
                 # A public number of public records: noise that is scaled to it reveals nothing.
                 num_queries=self.planned_queries(queries),
+                beside=self.beside(dataset),
             )
             # The target limits the ledger as well: a service that asks after the run may not pass it.
             budget = configuration.BudgetConfig(epsilon=target.epsilon)
@@ -719,7 +709,13 @@ class VotingMethod(Method):
             unit=self.unit_of(dataset),
             source=OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed),
             counted_beforehand=0 if self.queries.admission is None else self.aggregator.num_queries or 0,
+            beside=self.beside(dataset),
         )
+
+    def beside(self, dataset: Dataset) -> tuple[Event, ...]:  # noqa: ARG002 - of methods with such releases
+        """Return the events of releases of ``dataset`` beside the queries, which share the target; their noise does not
+        depend on the queries."""
+        return ()
 
     def planned_queries(self, queries: Split) -> int:
         """Return the number of queries whose answers together may cost the target epsilon: those of the run, and those
@@ -753,7 +749,7 @@ class VotingMethod(Method):
             terms = plan.terms(votes.ensemble)
             meter = None
             if training.log is not None:
-                planned = (plan.worst_case(plan.count_fitting()),)
+                planned = plan.worst_case(plan.count_fitting())
                 meter = LedgerMeter(training.log, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
             with open_ledger(run, terms, plan.queries, create=True, meter=meter) as ledger:
                 session = AggregatorSession(ledger, source=plan.source)
@@ -780,7 +776,7 @@ class VotingMethod(Method):
         reporter.note("aggregator", f"{labels.queries.answered} of {labels.queries.submitted} queries answered")
         if result.over_budget:
             reporter.note("aggregator", f"queries not submitted, because the budget has no room: {result.over_budget}")
-        (event,) = labels.events
+        event = labels.events[0]
         context.write_json(run.costs, costs(spending, unit=event.unit, relation=event.relation))
         # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
         is_named = plan.dataset.group_names == training.dataset.group_names
@@ -932,10 +928,125 @@ class PateFamily(GnmaxMethod):
         "absolute path or a URI of pyarrow.fs (s3://, gs://). null: the run directory, which the driver writes.",
     )
     teachers: configuration.TeachersConfig = configuration.TeachersConfig()
+    thresholds: ThresholdsConfig = ThresholdsConfig()
 
     @property
     def num_voters(self) -> int:
         return self.teachers.num_teachers
+
+    @property
+    def fits_counts(self) -> bool:  # type: ignore[override]
+        """True if a linear rule is fitted to all noisy counts: those of thousands of small teachers, whose noise is too
+        large for single labels (:mod:`fairpate.methods.noisy_counts`)."""
+        return self.teachers.model.name == "ridge" and self.queries.release == "counts"
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The disabled fields, each with the setting that disables it. A rule that is published has no training."""
+        unread = super().unread
+        if not self.fits_counts:
+            unread["thresholds"] = "teachers.model" if self.queries.release == "counts" else "aggregator.release"
+        elif self.target.epsilon is None:
+            unread["thresholds"] = "target.epsilon"
+        if self.publishes_rule and self.public_data.self_label is None:
+            unread |= dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
+        return unread
+
+    @property
+    def publishes_rule(self) -> bool:
+        """True if the linear rule that is fitted to noisy counts is the published model itself; otherwise a student
+        learns from its labels."""
+        plain = self.student.model.name in ("logistic", "bounded_logistic") and self.student.method == "supervised"
+        return self.fits_counts and plain and self.data.embedding is not None
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Raise ConfigError as the parent class does, and for teachers in closed form on records that are no
+        vectors."""
+        if self.teachers.model.name == "ridge" and dataset.public.x.ndim != 2:
+            raise ConfigError(
+                f"teachers.model: ridge learns from vectors, and {dataset.name} has pictures; set data.embedding to "
+                "{}, or choose a network."
+            )
+        super().check_data(dataset)
+
+    def beside(self, dataset: Dataset) -> tuple[VoteTables | VoteSums, ...]:
+        """Return the event of the noisy table from which thresholds are computed, if there is one."""
+        target, share = self.target, self.thresholds.share
+        if not self.fits_counts or target.epsilon is None or not share:
+            return ()
+        terms = {"share": share, "target_epsilon": target.epsilon, "target_delta": target.delta}
+        return (table_event(dataset.unit, **terms),)
+
+    def release(self, training: Training) -> Labels:
+        """Release labels or counts through the ledger, then the noisy table of private labels by score, if there is
+        one."""
+        labels, dataset, run = super().release(training), training.dataset, training.run
+        if not (beside := self.beside(dataset)):
+            return labels
+        (event,), (bins, ballot) = beside, self._bins(dataset, labels)
+        assert labels.labelled.counts is not None
+        # The table is about these counts: of other ones it would be another release, which nobody charged.
+        settings = {"counts": arrays_digest({"counts": labels.labelled.counts}), "thresholds": dict(self.thresholds)}
+        if run.thresholds.exists():
+            released, origin = read_release(run.thresholds)
+            require_same_settings(origin, settings, run.thresholds)
+            return replace(labels, table_KC=released.arrays["table_KC"])
+        if run.statement.exists():
+            raise RunDirectoryError(
+                f"{run.thresholds}: missing, although {run.statement} says that it was released. Restore the file from "
+                "a copy, or start a new run folder with --out and add up both epsilons."
+            )
+        # Charged already, with the first query (`LedgerTerms.beside`).
+        private, source = dataset.private, OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
+        person_N = None if private.person_N is None else private.person_N.numpy()
+        with training.reporter.stage("thresholds"):
+            exact_KC = bins.table(ballot.votes(private.x), private.y.numpy(), person_N)
+            table_KC = with_noise(exact_KC, stddev=event.noise_stddev_votes, source=source, row="bin")
+            origin = Origin(id="", settings=settings, pool="")
+            save_release(run.thresholds, Released(arrays={"table_KC": table_KC}, events=beside), origin)
+        return replace(labels, table_KC=table_KC)
+
+    def _bins(self, dataset: Dataset, labels: Labels) -> tuple[Bins, WeightedBallot]:
+        """Fit the linear rule to the noisy counts; return the bins of its scores, and the features that it reads."""
+        labelled, ballot = labels.labelled, WeightedBallot.of(dataset, configuration.EmbeddingConfig(graph_share=0))
+        assert labelled.counts is not None
+        row_of = {record_id: row for row, record_id in enumerate(dataset.public.record_id)}
+        pool_MW, answered = ballot.votes(dataset.public.x), [row_of[record_id] for record_id in labelled.record_ids]
+        rule_CW = fitted_rule(
+            pool_MW[answered],
+            labelled.counts,
+            num_voters=labels.num_voters,
+            noise_stddev_votes=labels.noise_stddev_votes,
+        )
+        return Bins.of(rule_CW, pool_MW, num_bins=self.thresholds.num_bins), ballot
+
+    def rule(self, dataset: Dataset, labels: Labels) -> tuple[npt.NDArray[np.float64], LabelledSet]:
+        """Return the linear rule (C, W) that was fitted to all noisy counts, and its labels of the whole pool."""
+        bins, ballot = self._bins(dataset, labels)
+        rule_CW = bins.uncalibrated()
+        if labels.table_KC is not None:
+            (event,) = self.beside(dataset)
+            rule_CW = bins.calibrated(labels.table_KC, event)
+        public = dataset.public
+        said = labels_of_chances(softmax(ballot.votes(public.x) / UNITS @ rule_CW.T, axis=1))
+        pool = LabelledSet(
+            record_ids=tuple(public.record_id), labels=said.labels_M, groups=public.z.numpy(), chances=said.chances_MC
+        )
+        return rule_CW, pool
+
+    def said(self, training: Training, labels: Labels) -> LabelledSet:
+        """Return the labels from which the student learns: those that were released or, from small teachers, those of
+        the rule that is fitted to all noisy counts."""
+        return self.rule(training.dataset, labels)[1] if self.fits_counts else labels.labelled
+
+    def learn(self, training: Training, labels: Labels) -> Trained:
+        """Return the rule that is fitted to noisy counts, or a student that is trained on labels."""
+        if not self.publishes_rule or training.dataset.embedding is None:
+            return self.taught(training, labels, self.said(training, labels))
+        architecture, network = rule_network(self.rule(training.dataset, labels)[0])
+        return replace(
+            labels, model=network, architecture=architecture, num_training_labels=len(labels.labelled.labels)
+        )
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
@@ -1012,6 +1123,7 @@ class PateSPre(PateFamily):
     title: ClassVar[str] = "PATE-S_pre"
 
     reads_public_groups: ClassVar[bool] = True  # the filter reads them
+    publishes_rule: ClassVar[bool] = False
     gate: ClassVar[GateRule] = NO_GATE  # the configured rule is that of the filter
 
     method: str = "pate_s_pre"
@@ -1019,8 +1131,9 @@ class PateSPre(PateFamily):
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the released labels that the demographic-parity filter keeps, and return it."""
-        kept = passing(labels.labelled, GateRule(**dict(self.aggregator.gate)), training.dataset)
-        training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
+        said = self.said(training, labels)
+        kept = passing(said, GateRule(**dict(self.aggregator.gate)), training.dataset)
+        training.reporter.note("filter", f"{len(kept.labels)} of {len(said.labels)} labels kept")
         return self.taught(training, labels, kept)
 
 
@@ -1030,6 +1143,7 @@ class PateSIn(PateFamily):
     title: ClassVar[str] = "PATE-S_in"
 
     reads_public_groups: ClassVar[bool] = True  # the regulariser reads them
+    publishes_rule: ClassVar[bool] = False
 
     method: str = "pate_s_in"
     aggregator: AggregatorConfig = AggregatorConfig()
@@ -1040,4 +1154,4 @@ class PateSIn(PateFamily):
         it."""
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)
         penalty = fit.public_penalty(public.x, public.z, self.pate_s_in, generator=generator)
-        return self.taught(training, labels, labels.labelled, penalty=penalty)
+        return self.taught(training, labels, self.said(training, labels), penalty=penalty)

@@ -40,7 +40,8 @@ from fairpate.config import BudgetConfig, ConfigError, Count, GatedQueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Embed, SpaceConfig, clusters_of
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
-from fairpate.methods.pate import Labels, ReleasePlan, StandingVoters, VotingMethod, digest_of_records, passing
+from fairpate.methods.learning import passing
+from fairpate.methods.pate import Labels, ReleasePlan, StandingVoters, VotingMethod, digest_of_records
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, Later, stream_seed, torch
@@ -204,7 +205,7 @@ class PrivateKnn(VotingMethod):
         distributions are too long to compose."""
         super().check_data(dataset)
         plan = self.plan(dataset)
-        event = plan.worst_case(plan.count_fitting())
+        (event,) = plan.worst_case(plan.count_fitting())
         # By the Renyi curve, which is quick at any noise: the loss distribution would fill memory before it could
         # refuse.
         price = accountant.epsilon([event], target_delta=self.target.delta).epsilon

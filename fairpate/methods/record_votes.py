@@ -61,7 +61,7 @@ from fairpate.fairness import rates
 from fairpate.fairness.rates import LabelledRecords, TableByGroup
 from fairpate.methods import base
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
-from fairpate.methods.pate import fit_student, passing
+from fairpate.methods.learning import fit_student, passing
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population

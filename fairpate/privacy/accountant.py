@@ -730,18 +730,19 @@ class RenyiFilter:
         total_A = self._checked("spent_rdp_A", spent_rdp_A) + self._checked("next_rdp_A", next_rdp_A)
         return bool(np.any(total_A <= self.limit_A))
 
-    def max_queries(self, rdp_per_query_A: npt.ArrayLike) -> int:
-        """Return how many charges, each with the curve ``rdp_per_query_A``, an unused filter admits; ``sys.maxsize`` if
-        a charge costs 0.
+    def max_queries(self, rdp_per_query_A: npt.ArrayLike, *, spent_A: npt.ArrayLike = 0.0) -> int:
+        """Return how many charges, each with the curve ``rdp_per_query_A``, the filter admits after the curve
+        ``spent_A``, which was fixed beforehand; ``sys.maxsize`` if a charge costs 0.
 
         Errors as :meth:`admits`.
         """
         cost_A = self._checked("rdp_per_query_A", rdp_per_query_A)
-        # A charge of 0 fits infinitely often.
-        with np.errstate(divide="ignore", over="ignore"):
-            most_A = np.minimum(np.floor(self.limit_A / cost_A), _UNLIMITED)
+        left_A = self.limit_A - self._checked("spent_A", np.broadcast_to(spent_A, self.limit_A.shape))
+        # A charge of 0 fits infinitely often, where there is room at all.
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            most_A = np.where(left_A >= 0, np.fmin(np.floor(left_A / cost_A), _UNLIMITED), 0.0)
         # A quotient that was rounded up would admit one charge too many. Capped costs, as 0 times inf is NaN.
-        most_A[most_A * np.minimum(cost_A, sys.float_info.max) > self.limit_A] -= 1
+        most_A[most_A * np.minimum(cost_A, sys.float_info.max) > np.maximum(left_A, 0.0)] -= 1
         most = most_A.max()
         return sys.maxsize if most == _UNLIMITED else int(most)
 

@@ -61,6 +61,7 @@ class RunDirectory:
     released = PathIn("public", "released.safetensors", "The first released arrays, from which the student learns.")
     embedding = PathIn("public", "embedding.safetensors", "The embedding of records, computed from public ones alone.")
     labels = PathIn("public", "labels.parquet", "Released labels.")
+    thresholds = PathIn("public", "thresholds.safetensors", "The noisy table of private labels by score.")
     student = PathIn("public", "student.safetensors", "The published model.")
     graph = PathIn("public", "model.onnx", "The published model in ONNX, for use without this package.")
     graph_description = PathIn("public", "model.json", "Inputs and outputs of the ONNX model.")

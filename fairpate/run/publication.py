@@ -297,12 +297,12 @@ def write_reports(
         # Public facts about the queries: their epsilon after each one is data-independent.
         queries, terms, num_submitted = statement.queries, spending.terms, len(spending.charges_Q)
         assert queries is not None
-        if accountant.has_loss_distributions([spending.submitted(0, num_submitted)]):
+        if accountant.has_loss_distributions([spending.submitted(0, num_submitted), *terms.beside]):
             # Composing is slow, and the course bends most at its start.
             spaced = num_submitted * np.linspace(0, 1, _MAX_COMPOSED_POINTS + 1)[1:] ** 2
             ends = np.unique(np.ceil(spaced).astype(int)).tolist()
             epsilons = [
-                accountant.least_epsilon([spending.submitted(0, end)], target_delta=terms.budget.delta)
+                accountant.least_epsilon([spending.submitted(0, end), *terms.beside], target_delta=terms.budget.delta)
                 for end in stepwise(ends)
             ]
             course = [(0.0, 0.0), *zip(ends, epsilons, strict=True)] if num_submitted else []
@@ -339,7 +339,9 @@ def write_reports(
         # The operator's page: the data-dependent cost of each query, when it was charged, and to whom.
         submitted = range(len(spending.charges_Q))
         drawn = spending.drawn(0, len(submitted))
-        best = accountant.epsilon_data_dependent([drawn], target_delta=spending.terms.budget.delta)
+        best = accountant.epsilon_data_dependent(
+            [drawn, *spending.terms.beside], target_delta=spending.terms.budget.delta
+        )
         # At the one order that is best for the total: costs of single queries at orders of their own would not add up.
         worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
         # Where no cost depends on votes, all three courses are one.
@@ -378,11 +380,11 @@ def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list
     """Return how epsilon grows with the queries that a ledger charged, as pairs (number of queries, their epsilon).
 
     The pairs are (0, 0) and up to 200 others, the last of which is for all queries. ``price(start, end)`` returns the
-    Renyi curve of the queries ``start`` to ``end``.
+    Renyi curve of the queries ``start`` to ``end``. Releases beside the queries count from the first one on.
     """
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
-    curve_A = np.zeros(len(DEFAULT_ORDERS))
+    curve_A = spending.beside_rdp
     course, start = [(0.0, 0.0)] if submitted else [], 0
     for end in stepwise(ends.tolist()):
         # Curves add up, so that each query is priced once, not again for every point after it.

@@ -1110,7 +1110,8 @@ class LedgerMeter:
         for room in rooms:
             count = max(room, planned) if room else 0
             # At their worst case: statements publish the odometer's sums, which must not depend on votes.
-            events = [mechanism_events.of_teachers(self.terms.mechanism.worst_case(count), self.unit)]
+            charged = self.terms.events(count) if count else [self.terms.mechanism.worst_case(0)]
+            events = [mechanism_events.of_teachers(event, self.unit) for event in charged]
             noise, plan = self.terms.noise, self.plan
             try:
                 self.log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)

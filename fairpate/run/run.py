@@ -200,8 +200,8 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     if isinstance(config, VotingMethod):
         # Every query that fits is charged in full, with any outcome.
         plan = config.plan(dataset)
-        event = plan.worst_case(plan.count_fitting())
-        return base.price([event], delta=config.target.delta, relation=event.relation)
+        events = plan.worst_case(plan.count_fitting())
+        return base.price(events, delta=config.target.delta, relation=events[0].relation)
     if not (isinstance(config, base.PrivateMethod) and config.is_private):
         return None
     unit, target, relation = config.unit_of(dataset), config.target, config.target.relation
@@ -950,7 +950,7 @@ def _opened(
             # already; the ledger's meter checks what is charged beyond it.
             fitting = plan.count_fitting()
             if log.stored() is None:
-                log.check([plan.worst_case(fitting)], noise=plan.source.label)
+                log.check(plan.worst_case(fitting), noise=plan.source.label)
             if planned is not None and fitting < planned:
                 reporter.note("budget", f"has room for {fitting} of {planned} queries; the others will not be asked")
         yield OpenRun(

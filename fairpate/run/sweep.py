@@ -228,7 +228,8 @@ class Cell:
         """
         data = self.config.data
         # Without the settings that this cell leaves unread: the start may read them, and the command need not set them.
-        start = flattened(determining_values(self.config, _start(self.method, data.model_dump_json()).model_dump()))
+        begun = _start(self.method, data.model_dump_json(), _networks(self.config))
+        start = flattened(determining_values(self.config, begun.model_dump()))
         # A default that is derived from other fields is not the same as that value when set.
         dumped = flattened(self.config.model_dump())
         now = flattened(determining_values(self.config))
@@ -414,7 +415,9 @@ def _config(
             except ConfigError:
                 pass  # reported below with the rest
             else:
-                begun = merge(_fitted_values(method, own_data.model_dump_json()), {"data": {"name": own_data.name}})
+                networks = any(base.teaches_networks(_nested(layer)) for layer in layers)
+                chosen = _fitted_values(method, own_data.model_dump_json(), networks)
+                begun = merge(chosen, {"data": {"name": own_data.name}})
     except (ConfigError, DataError) as error:
         found.append(error)
         begun = {"data": {"name": data}}
@@ -428,7 +431,7 @@ def _config(
         config = parse_config(values | {"method": method}, schema)
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
         settings = flattened(config.model_dump(mode="json"))
-        beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
+        beneath = flattened(_start(method, config.data.model_dump_json(), _networks(config)).model_dump())
         reasons, given = config.unread, flattened(values).keys() & beneath.keys()
         if unread := [path for path in given if unread_because_of(path, settings, reasons)]:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
@@ -472,17 +475,23 @@ def _nested(layer: _Layer) -> dict[str, Any]:
 
 
 @lru_cache
-def _fitted_values(method: str, data_json: str) -> Values:
+def _fitted_values(method: str, data_json: str, networks: bool) -> Values:
     # One mapping for all callers, which merge it and never write into it.
-    return base.fitted(DataConfig.model_validate_json(data_json), method)
+    return base.fitted(DataConfig.model_validate_json(data_json), method, networks=networks)
+
+
+def _networks(config: Method) -> bool:
+    return base.teaches_networks(config.model_dump())
 
 
 @lru_cache
-def _start(method: str, data_json: str) -> Method:
+def _start(method: str, data_json: str, networks: bool) -> Method:
     """Return the configuration from which `fairpate run` with this method and data set starts, before any ``--set``.
-    ``data_json`` is the data set's :class:`DataConfig` as JSON text."""
+    ``data_json`` is the data set's :class:`DataConfig` as JSON text; ``networks``: some ``--set`` makes the teachers
+    networks."""
     name = DataConfig.model_validate_json(data_json).name
-    return base.configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
+    chosen = _fitted_values(method, data_json, networks)
+    return base.configured(merge(chosen, {"data": {"name": name}}), method=method)
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:

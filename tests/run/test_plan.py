@@ -289,7 +289,7 @@ def test_a_share_that_is_kept_leaves_room_for_later_queries_within_the_target(tm
         assert plan.count_fitting() == 70
         room.append(queries_that_fit(terms, 10**6))
         noise.append(float(asdict(plan.mechanism)["noise_stddev_votes"]))
-        assert price([plan.worst_case(room[-1])], delta=1e-4).epsilon <= 2 * (1 + 1e-3)
+        assert price(plan.worst_case(room[-1]), delta=1e-4).epsilon <= 2 * (1 + 1e-3)
     assert 70 <= room[0] < 72
     assert 100 <= room[1] < 102
     assert noise[1] == pytest.approx(noise[0] * math.sqrt(100 / 70), rel=0.05)

@@ -289,9 +289,9 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
     finally:
         backend.ledger.close()
         backend.close()
-    assert settings.plan(load_data(settings.data)).worst_case(93) == NeighbourVotes(
-        count=93, noise_stddev_votes=9, sampling_rate=0.2
-    )
+    assert settings.plan(load_data(settings.data)).worst_case(93) == [
+        NeighbourVotes(count=93, noise_stddev_votes=9, sampling_rate=0.2)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""How a student learns from released labels of public records: by training, behind a demographic-parity filter.
+
+All of it is post-processing of what a mechanism released, and costs no privacy.
+
+Shapes: N records, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fairpate.data import Dataset, Split
+from fairpate.fairness.gate import filter_stream
+from fairpate.methods.base import Method, Stream, Training, torch_generator
+from fairpate.types import GateRule, LabelledSet, Later, torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fairpate.nn import models
+    from student import student as students
+else:  # both import torch, which readers of votes and configurations do not need
+    models, students = Later("fairpate.nn.models"), Later("student.student")
+
+_MAX_STUDENT_THREADS = 4
+
+
+def fit_student(method: Method, training: Training, labelled: LabelledSet, **options: Any) -> nn.Module:
+    """Train the student of ``method`` on released labels and return it. Further keyword arguments, ``options``, are
+    passed to :func:`student.student.train_student`."""
+    config, dataset, threads = method.student_training, training.dataset, torch.get_num_threads()
+    # Small dense layers are slower on several threads.
+    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if config.model.name in models.CONVOLUTIONAL else 1)
+    try:
+        with training.reporter.stage("student") as advance:
+            return students.train_student(
+                public_records(dataset.public, labelled),
+                config,
+                num_classes=dataset.num_classes,
+                augmentation=method.augment,
+                generator=torch_generator(method.seed, Stream.STUDENT),
+                on_progress=advance,
+                **options,
+            )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
+    """Return the labels that a demographic-parity gate with this ``rule`` accepts, in their order; the gate starts
+    without earlier labels."""
+    # It reads only released labels and public groups, so it is post-processing: labels that it drops stay charged.
+    sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
+    return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
+
+
+def public_records(public: Split, labelled: LabelledSet) -> students.PublicRecords:
+    """Return the public features with the released labels or class probabilities.
+
+    True labels in ``public`` are not read.
+    """
+    row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
+    answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
+    is_answered = torch.zeros(len(public), dtype=torch.bool)
+    is_answered[answered] = True
+    labels = torch.from_numpy(labelled.labels if labelled.chances is None else labelled.chances.astype(np.float32))
+    return students.PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])

@@ -1,0 +1,233 @@
+"""A linear rule from noisy vote counts whose noise is known, and its thresholds from a noisy table of private labels.
+
+Thousands of small teachers vote on the whole public pool, and all noisy counts are released. One count says little,
+since its noise may be as large as the lead of a class; but the noise is independent from query to query, and averages
+out in a fit to all of them.
+
+    counts       m[q, c] = n[q, c] + noise of known variance s^2, for every query q and class c
+    regression   the shares m / T on the features of the public records, in their principal components. The prior
+                 variance of a coefficient is tau r^p, with r the component's share of the public variance; tau, p and
+                 the variance that is not noise maximise the evidence (MacKay 1992) over a grid, in closed form
+    table        how many private records with label c have scores in bin b, + noise on every cell, also on empty ones
+    thresholds   an intercept for each class and one scale, by logistic regression on the table
+
+The shares show the direction in which the classes differ. They do not show how common a class is, since small teachers
+weigh the classes of their shards equally: the thresholds add that. Scores are whole numbers, computed from a record and
+released numbers alone, and bins come from the public pool. So a record is in the same cell with or without another, and
+one record changes one cell by one. The records of a person share one unit, divided equally and rounded down.
+
+Shapes: M public records, Q of them with counts, N private records, W numbers of a vote phi, D = W - 1 coordinates,
+C classes, K bins.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+from pydantic import Field
+from scipy.special import log_softmax
+
+from fairpate.config import Count, Section
+from fairpate.methods.record_votes import ONE_RECORD, UNITS
+from fairpate.methods.residual_votes import Whole, whole_rule
+from fairpate.privacy.accountant import least_noise
+from fairpate.privacy.mechanism_events import VoteSums, VoteTables
+from fairpate.types import FloatArray, IntArray, Unit
+
+_POWERS = (0.0, 0.5, 1.0, 1.5)
+_SCALES = np.geomspace(1e-8, 10.0, 46)
+_MISFITS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # variance that is not noise, in units of that of the noise
+_PERSON = 2**16
+"""The unit of mass of a person, which all records of the person share in whole numbers."""
+
+
+class ThresholdsConfig(Section):
+    """The settings of the thresholds between classes, from a second release: a noisy table of private labels by
+    score."""
+
+    share: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of the target that the table gets, in squared sensitivity over variance of its noise.",
+    )
+    num_bins: Count = Field(24, ge=2, description="Number of bins of scores, over all classes.")
+
+
+def fitted_rule(
+    phi_QW: Whole, counts_QC: npt.NDArray[np.integer], *, num_voters: int, noise_stddev_votes: float
+) -> FloatArray:
+    """Return the linear rule (C, W) that predicts each class's share of the votes from the features of a record.
+
+    ``phi_QW`` are the whole-number features of the queries, the first of which is constant. ``counts_QC`` are the noisy
+    counts of ``num_voters`` voters, with noise of standard deviation ``noise_stddev_votes`` on each. Without noise and
+    prior it is least squares.
+    """
+    x_QD, shares_QC = phi_QW[:, 1:] / UNITS, counts_QC / num_voters
+    mean_D, mean_C = x_QD.mean(axis=0), shares_QC.mean(axis=0)
+    # In principal components of the queries, whose variances are known to be public.
+    variances_D, axes_DD = np.linalg.eigh(np.cov(x_QD.T, bias=True).reshape(len(mean_D), -1))
+    kept = variances_D > 1e-12 * max(variances_D[-1], 1e-300)
+    variances_D, axes_DD = variances_D[kept], axes_DD[:, kept]
+    num_queries, num_classes = shares_QC.shape
+    # U^T y for the orthonormal left singular vectors U of the centred features, and what lies outside of their span.
+    scores_QD = (x_QD - mean_D) @ axes_DD / np.sqrt(num_queries * variances_D)
+    inside_DC = scores_QD.T @ (shares_QC - mean_C)
+    outside = float(((shares_QC - mean_C) ** 2).sum() - (inside_DC**2).sum())
+    noise = (noise_stddev_votes / num_voters) ** 2
+    freedom = max(0, num_queries - 1 - len(variances_D)) * num_classes
+    best, chosen = -math.inf, (1.0, np.ones_like(variances_D))
+    for power in _POWERS:
+        prior_D = (variances_D / variances_D.sum()) ** power
+        prior_D /= prior_D.mean()
+        for misfit in _MISFITS:
+            rest = noise * (1 + misfit)
+            for scale in _SCALES:
+                # Standardised components: a coefficient of one moves the share by one for a standard deviation.
+                signal_D = scale * prior_D * num_queries
+                total_D = signal_D + rest
+                evidence = -0.5 * (
+                    (inside_DC**2 / total_D[:, None]).sum()
+                    + num_classes * np.log(total_D).sum()
+                    + outside / rest
+                    + freedom * math.log(rest)
+                )
+                if evidence > best:
+                    best, chosen = evidence, (misfit, signal_D / total_D)
+    weights_DC = axes_DD @ (inside_DC * chosen[1][:, None] / np.sqrt(num_queries * variances_D)[:, None])
+    constant = phi_QW[0, 0] / UNITS
+    return np.hstack([((mean_C - mean_D @ weights_DC) / constant)[:, None], weights_DC.T])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bins:
+    """The bins of scores, from released numbers and the public pool: a record is in the bin of the class with its
+    largest score, less the pool's mean score of that class, and of the lead of that score over the next one.
+
+    ``rule_CW`` is a linear rule in whole numbers; ``mean_C`` are the pool's mean scores; ``edges_C`` are the edges of
+    the leads of each class; ``centre_KC`` are the pool's mean scores in each bin, in units of ``unit``, their standard
+    deviation over the pool; NaN for a bin without public records.
+    """
+
+    rule_CW: IntArray
+    mean_C: IntArray
+    edges_C: tuple[IntArray, ...]
+    centre_KC: FloatArray
+    unit: float
+
+    @classmethod
+    def of(cls, rule_CW: FloatArray, pool_MW: Whole, *, num_bins: int) -> Bins:
+        """Return about ``num_bins`` bins that hold about equally many records of the public pool each."""
+        # As large as whole rules may be: only the scores' ratios matter, and small ones would be rounded away.
+        whole_CW = whole_rule(rule_CW * 2.0**40)
+        scores_MC = exact_scores(pool_MW, whole_CW)
+        mean_C = np.floor_divide(scores_MC.sum(axis=0), len(scores_MC))
+        first_M, lead_M = _leads(scores_MC - mean_C)
+        each = max(2, round(num_bins / len(mean_C)))
+        edges_C = tuple(
+            np.unique(np.quantile(lead_M[first_M == c], np.arange(1, each) / each, method="lower"))
+            if (first_M == c).any()
+            else np.zeros(0, dtype=np.int64)
+            for c in range(len(mean_C))
+        )
+        unit = float((scores_MC - mean_C).std()) or 1.0
+        number_M = _numbers(first_M, lead_M, edges_C)
+        num_all = sum(len(edges) + 1 for edges in edges_C)
+        sums_KC = np.stack([np.bincount(number_M, column, num_all) for column in (scores_MC - mean_C).T / unit], axis=1)
+        with np.errstate(invalid="ignore"):
+            centre_KC = sums_KC / np.bincount(number_M, minlength=num_all)[:, None]
+        return cls(rule_CW=whole_CW, mean_C=mean_C, edges_C=edges_C, centre_KC=centre_KC, unit=unit)
+
+    def numbers(self, phi_NW: Whole) -> IntArray:
+        """Return the number of each record's bin (N,), given its features; it depends on that record alone."""
+        return _numbers(*_leads(exact_scores(phi_NW, self.rule_CW) - self.mean_C), self.edges_C)
+
+    def table(self, phi_NW: Whole, labels_N: IntArray, person_N: IntArray | None = None) -> IntArray:
+        """Return the exact table (K, C) of private records by bin and label, before noise; with ``person_N``, in units
+        of :data:`_PERSON` for each person."""
+        table_KC = np.zeros(self.centre_KC.shape, dtype=np.int64)
+        mass: IntArray | int = 1
+        if person_N is not None:
+            _, row_N, counts = np.unique(person_N, return_inverse=True, return_counts=True)
+            # Rounded down: the mass of a person is at most one unit, and so is its norm.
+            mass = _PERSON // counts[row_N]
+        np.add.at(table_KC, (self.numbers(phi_NW), labels_N), mass)
+        return table_KC
+
+    def calibrated(self, table_KC: IntArray, event: VoteTables | VoteSums) -> FloatArray:
+        """Return the linear rule (C, W) whose softmax gives the probabilities of the classes, from the released
+        ``table_KC``, whose noise ``event`` states."""
+        known, unit = ~np.isnan(self.centre_KC).any(axis=1), getattr(event, "norm", 1)
+        centre_KC, counts_KC, noise_stddev = (
+            self.centre_KC[known],
+            table_KC[known] / unit,
+            event.noise_stddev_votes / unit,
+        )
+        totals_K, num_classes = counts_KC.sum(axis=1), counts_KC.shape[1]
+        # The pull of pure noise on an intercept is about its sum over the bins: the prior bounds it there.
+        prior = noise_stddev * math.sqrt(len(counts_KC)) / 2
+
+        def loss(parameters: FloatArray) -> tuple[float, FloatArray]:
+            scale, intercept_C = math.exp(parameters[0]), parameters[1:]
+            log_p_KC = log_softmax(scale * centre_KC + intercept_C, axis=1)
+            slope_KC = totals_K[:, None] * np.exp(log_p_KC) - counts_KC
+            gradient = np.array([(slope_KC * centre_KC).sum() * scale, *slope_KC.sum(axis=0)])
+            value = -(counts_KC * log_p_KC).sum() + prior / 2 * (parameters**2).sum()
+            return float(value), gradient + prior * parameters
+
+        bounds = [(-5.0, 5.0), *[(-20.0, 20.0)] * num_classes]
+        found = scipy.optimize.minimize(loss, np.zeros(1 + num_classes), jac=True, method="L-BFGS-B", bounds=bounds).x
+        return self._rule(math.exp(found[0]), found[1:])
+
+    def uncalibrated(self) -> FloatArray:
+        """Return the rule (C, W) of scores from which nothing is subtracted: every class as common as its votes."""
+        return self._rule(1.0, self.mean_C / self.unit)
+
+    def _rule(self, scale: float, intercept_C: FloatArray) -> FloatArray:
+        # Features and rule are whole numbers here; the rule that is published reads features of norm one.
+        rule_CW = self.rule_CW.astype(np.float64) * (scale / self.unit * UNITS)
+        rule_CW[:, 0] += (intercept_C - scale * self.mean_C / self.unit) * UNITS / ONE_RECORD
+        return rule_CW
+
+
+def exact_scores(phi_NW: Whole, rule_CW: IntArray) -> IntArray:
+    """Return the scores (N, C) of a rule in whole numbers: sums below 2^53, exact in any order."""
+    return (phi_NW.astype(np.float64) @ rule_CW.T.astype(np.float64)).astype(np.int64)
+
+
+def _leads(scores_NC: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the class with the largest score of each record, and by how much it leads."""
+    ordered_NC = np.sort(scores_NC, axis=1)
+    return scores_NC.argmax(axis=1), ordered_NC[:, -1] - ordered_NC[:, -2]
+
+
+def _numbers(first_N: IntArray, lead_N: IntArray, edges_C: tuple[IntArray, ...]) -> IntArray:
+    """Return the numbers of the bins (N,) of records whose largest score is that of class ``first_N``."""
+    number_N, before = np.zeros(len(first_N), dtype=np.int64), 0
+    for c, edges in enumerate(edges_C):
+        own_N = first_N == c
+        number_N[own_N] = before + np.searchsorted(edges, lead_N[own_N], side="right")
+        before += len(edges) + 1
+    return number_N
+
+
+@cache
+def table_event(unit: Unit, *, share: float, target_epsilon: float, target_delta: float) -> VoteTables | VoteSums:
+    """Return the privacy event of a noisy table that uses ``share`` of the target, in squared sensitivity over variance
+    of the noise.
+
+    A record adds one to one cell; a person adds one unit in all, of L2 norm one unit at most.
+    """
+    multiplier = least_noise(
+        lambda noise: [VoteTables(count=1, noise_stddev_votes=noise, unit=unit)],
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+    ) / math.sqrt(share)
+    if unit == "person":
+        return VoteSums(count=1, noise_stddev_votes=multiplier * _PERSON, norm=_PERSON, unit=unit)
+    return VoteTables(count=1, noise_stddev_votes=multiplier, unit=unit)
