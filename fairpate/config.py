@@ -633,7 +633,7 @@ class RidgeConfig(Section):
     num_features: Count | None = Field(
         None,
         description="Number of features: those that vary most over the public records. null: by the number of teachers "
-        "and target.epsilon, at most 50.",
+        "and target.epsilon, at most 50, of embedded pictures 120.",
     )
     penalty: Positive = Field(20.0, description="Ridge penalty, in records.")
 

@@ -461,7 +461,9 @@ class Method(Section):
 
         teachers: configuration.TeachersConfig = getattr(self, "teachers")  # noqa: B009 - of the methods that have teachers
         storage: str | None = getattr(self, "storage", None)
-        chosen = num_features(teachers.num_teachers, getattr(self.target, "epsilon", None))
+        of_pictures = dataset.embedding is not None and len(dataset.embedding.record_shape) > 1
+        epsilon: float | None = getattr(self.target, "epsilon", None)
+        chosen = num_features(teachers.num_teachers, epsilon, of_pictures=of_pictures)
         ridge = teachers.ridge.model_copy(update={"num_features": teachers.ridge.num_features or chosen})
         how: dict[str, Any] = {"ridge": ridge}
         if teachers.model.name != "ridge":
@@ -564,6 +566,12 @@ class Method(Section):
             raise ConfigError(
                 f"teachers.num_teachers: {count} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
                 "that some would have no records; lower it."
+            )
+        is_solved = isinstance(teachers, configuration.TeachersConfig) and teachers.model.name == "ridge"
+        if is_solved and dataset.public.x.ndim != 2:
+            raise ConfigError(
+                f"teachers.model: ridge learns from vectors, and {dataset.name} has pictures; set data.embedding to "
+                "{}, or choose a network."
             )
         if not len(dataset.public) and (needing := self.needing_public):
             others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}
@@ -996,7 +1004,7 @@ STDDEVS_PER_CELL = 4
 """The least useful count of `record_votes`, in standard deviations of its noise."""
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
 _PER_SMALL, _FEWEST_SMALL, _MOST_SMALL = 6, 50, 5000
-_FEWEST_FEATURES, _MOST_FEATURES, _FEATURES = 10, 50, 1.5
+_FEWEST_FEATURES, _MOST_FEATURES, _MOST_OF_PICTURES, _FEATURES = 10, 50, 120, 1.5
 _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
 _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
@@ -1071,12 +1079,13 @@ def teaches_networks(values: Mapping[str, Any]) -> bool:
     return (model.get("name") if isinstance(model, Mapping) else model) not in (None, "ridge")
 
 
-def num_features(num_teachers: int, epsilon: float | None) -> int:
+def num_features(num_teachers: int, epsilon: float | None, *, of_pictures: bool = False) -> int:
     """Return how many features teachers in closed form read, by default: more for more teachers and a larger published
     ``epsilon``, as the noise on the votes hides what single features contribute."""
-    # Measured on five tables (docs/results-teachers.md): more features than the votes can tell apart only blur them.
-    most = _MOST_FEATURES if epsilon is None else int(_FEATURES * math.sqrt(num_teachers * epsilon))
-    return max(_FEWEST_FEATURES, min(most, _MOST_FEATURES))
+    # Measured (docs/results-teachers.md): more features than the votes can tell apart only blur them.
+    most = _MOST_OF_PICTURES if of_pictures else _MOST_FEATURES
+    heard = most if epsilon is None else int(_FEATURES * math.sqrt(num_teachers * epsilon))
+    return max(_FEWEST_FEATURES, min(heard, most))
 
 
 def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1, networks: bool = False) -> Values:
@@ -1126,6 +1135,8 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1, net
             # A start: where there is a target, the noise is scaled until the queries fit.
             "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
         },
+        # A rule that is fitted to all counts labels every record.
+        "teacher_votes": {"taught_share": 1.0} if is_small else {},
         "private_knn": {
             "queries": "first" if many else "typical",
             "sampling_rate": rate,

@@ -23,6 +23,7 @@ C classes, K bins.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,10 +31,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 from pydantic import Field
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
-from fairpate.config import Count, Section
-from fairpate.methods.record_votes import ONE_RECORD, UNITS
+from fairpate.config import Count, EmbeddingConfig, Section
+from fairpate.data import Dataset
+from fairpate.methods.record_votes import ONE_RECORD, UNITS, PoolLabels, WeightedBallot, labels_of_chances
 from fairpate.methods.residual_votes import Whole, whole_rule
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
@@ -109,43 +111,41 @@ class Bins:
     """The bins of scores, from released numbers and the public pool: a record is in the bin of the class with its
     largest score, less the pool's mean score of that class, and of the lead of that score over the next one.
 
-    ``rule_CW`` is a linear rule in whole numbers; ``mean_C`` are the pool's mean scores; ``edges_C`` are the edges of
-    the leads of each class; ``centre_KC`` are the pool's mean scores in each bin, in units of ``unit``, their standard
-    deviation over the pool; NaN for a bin without public records.
+    ``rule_CW`` is a linear rule in whole numbers; ``mean_C`` are the pool's mean scores; ``edges_CE`` are the edges
+    between the leads of each class; ``centre_KC`` are the pool's mean scores in each bin, in units of ``unit``, their
+    standard deviation over the pool; NaN for a bin without public records. The number of bins is fixed: K = C (E + 1).
     """
 
     rule_CW: IntArray
     mean_C: IntArray
-    edges_C: tuple[IntArray, ...]
+    edges_CE: IntArray
     centre_KC: FloatArray
     unit: float
 
     @classmethod
     def of(cls, rule_CW: FloatArray, pool_MW: Whole, *, num_bins: int) -> Bins:
-        """Return about ``num_bins`` bins that hold about equally many records of the public pool each."""
+        """Return about ``num_bins`` bins; those of one class hold about equally many records of the public pool."""
         # As large as whole rules may be: only the scores' ratios matter, and small ones would be rounded away.
         whole_CW = whole_rule(rule_CW * 2.0**40)
         scores_MC = exact_scores(pool_MW, whole_CW)
-        mean_C = np.floor_divide(scores_MC.sum(axis=0), len(scores_MC))
-        first_M, lead_M = _leads(scores_MC - mean_C)
-        each = max(2, round(num_bins / len(mean_C)))
-        edges_C = tuple(
-            np.unique(np.quantile(lead_M[first_M == c], np.arange(1, each) / each, method="lower"))
-            if (first_M == c).any()
-            else np.zeros(0, dtype=np.int64)
-            for c in range(len(mean_C))
-        )
-        unit = float((scores_MC - mean_C).std()) or 1.0
-        number_M = _numbers(first_M, lead_M, edges_C)
-        num_all = sum(len(edges) + 1 for edges in edges_C)
-        sums_KC = np.stack([np.bincount(number_M, column, num_all) for column in (scores_MC - mean_C).T / unit], axis=1)
+        mean_C = scores_MC.sum(axis=0) // len(scores_MC)
+        centred_MC = scores_MC - mean_C
+        first_M, lead_M = _leads(centred_MC)
+        num_classes = len(mean_C)
+        each = max(2, round(num_bins / num_classes))
+        # A class that leads for no public record has all of its records in its first bin.
+        edges_CE = np.full((num_classes, each - 1), np.iinfo(np.int64).max)
+        for c in np.unique(first_M):
+            edges_CE[c] = np.quantile(lead_M[first_M == c], np.arange(1, each) / each, method="lower")
+        unit, number_M = float(centred_MC.std()) or 1.0, _numbers(first_M, lead_M, edges_CE)
+        sums_KC = [np.bincount(number_M, scores, num_classes * each) for scores in centred_MC.T / unit]
         with np.errstate(invalid="ignore"):
-            centre_KC = sums_KC / np.bincount(number_M, minlength=num_all)[:, None]
-        return cls(rule_CW=whole_CW, mean_C=mean_C, edges_C=edges_C, centre_KC=centre_KC, unit=unit)
+            centre_KC = np.stack(sums_KC, axis=1) / np.bincount(number_M, minlength=num_classes * each)[:, None]
+        return cls(rule_CW=whole_CW, mean_C=mean_C, edges_CE=edges_CE, centre_KC=centre_KC, unit=unit)
 
     def numbers(self, phi_NW: Whole) -> IntArray:
         """Return the number of each record's bin (N,), given its features; it depends on that record alone."""
-        return _numbers(*_leads(exact_scores(phi_NW, self.rule_CW) - self.mean_C), self.edges_C)
+        return _numbers(*_leads(exact_scores(phi_NW, self.rule_CW) - self.mean_C), self.edges_CE)
 
     def table(self, phi_NW: Whole, labels_N: IntArray, person_N: IntArray | None = None) -> IntArray:
         """Return the exact table (K, C) of private records by bin and label, before noise; with ``person_N``, in units
@@ -206,28 +206,68 @@ def _leads(scores_NC: IntArray) -> tuple[IntArray, IntArray]:
     return scores_NC.argmax(axis=1), ordered_NC[:, -1] - ordered_NC[:, -2]
 
 
-def _numbers(first_N: IntArray, lead_N: IntArray, edges_C: tuple[IntArray, ...]) -> IntArray:
+def _numbers(first_N: IntArray, lead_N: IntArray, edges_CE: IntArray) -> IntArray:
     """Return the numbers of the bins (N,) of records whose largest score is that of class ``first_N``."""
-    number_N, before = np.zeros(len(first_N), dtype=np.int64), 0
-    for c, edges in enumerate(edges_C):
-        own_N = first_N == c
-        number_N[own_N] = before + np.searchsorted(edges, lead_N[own_N], side="right")
-        before += len(edges) + 1
-    return number_N
+    within_N = (lead_N[:, None] >= edges_CE[first_N]).sum(axis=1)
+    return first_N * (edges_CE.shape[1] + 1) + within_N
+
+
+def table_event(unit: Unit, *, noise_multiplier: float) -> VoteTables | VoteSums:
+    """Return the privacy event of the noisy table: a record adds one to one cell; a person adds one unit in all, of L2
+    norm one unit at most. ``noise_multiplier``: standard deviation of the noise over that norm."""
+    if unit == "person":
+        return VoteSums(count=1, noise_stddev_votes=noise_multiplier * _PERSON, norm=_PERSON, unit=unit)
+    return VoteTables(count=1, noise_stddev_votes=noise_multiplier, unit=unit)
 
 
 @cache
-def table_event(unit: Unit, *, share: float, target_epsilon: float, target_delta: float) -> VoteTables | VoteSums:
-    """Return the privacy event of a noisy table that uses ``share`` of the target, in squared sensitivity over variance
-    of the noise.
+def multiplier_within(target_epsilon: float, target_delta: float) -> float:
+    """Return the noise multiplier of a single table that uses all of the target."""
 
-    A record adds one to one cell; a person adds one unit in all, of L2 norm one unit at most.
-    """
-    multiplier = least_noise(
-        lambda noise: [VoteTables(count=1, noise_stddev_votes=noise, unit=unit)],
-        target_epsilon=target_epsilon,
-        target_delta=target_delta,
-    ) / math.sqrt(share)
-    if unit == "person":
-        return VoteSums(count=1, noise_stddev_votes=multiplier * _PERSON, norm=_PERSON, unit=unit)
-    return VoteTables(count=1, noise_stddev_votes=multiplier, unit=unit)
+    def event(noise: float) -> list[VoteTables]:
+        return [VoteTables(count=1, noise_stddev_votes=noise)]
+
+    return least_noise(event, target_epsilon=target_epsilon, target_delta=target_delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyCounts:
+    """Released noisy counts: ``counts_QC`` of ``num_voters`` voters on the public records ``record_ids``, with noise of
+    standard deviation ``noise_stddev_votes`` on each."""
+
+    counts_QC: IntArray
+    record_ids: Sequence[str]
+    num_voters: int
+    noise_stddev_votes: float
+
+    def bins(self, dataset: Dataset, *, num_bins: int) -> tuple[Bins, WeightedBallot]:
+        """Fit the linear rule to the counts; return the bins of its scores, and the features that it reads."""
+        public, ballot = dataset.public, WeightedBallot.of(dataset, EmbeddingConfig(graph_share=0))
+        row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
+        pool_MW, answered = ballot.votes(public.x), [row_of[record_id] for record_id in self.record_ids]
+        rule_CW = fitted_rule(
+            pool_MW[answered],
+            self.counts_QC,
+            num_voters=self.num_voters,
+            noise_stddev_votes=self.noise_stddev_votes,
+        )
+        return Bins.of(rule_CW, pool_MW, num_bins=num_bins), ballot
+
+    def table(
+        self, dataset: Dataset, event: VoteTables | VoteSums, config: ThresholdsConfig, draw: Callable[..., IntArray]
+    ) -> IntArray:
+        """Read the private records and return their noisy table by bin and label; ``draw(exact_KC, stddev=...)`` adds
+        the noise."""
+        (bins, ballot), private = self.bins(dataset, num_bins=config.num_bins), dataset.private
+        person_N = None if private.person_N is None else private.person_N.numpy()
+        exact_KC = bins.table(ballot.votes(private.x), private.y.numpy(), person_N)
+        return draw(exact_KC, stddev=event.noise_stddev_votes)
+
+    def learned(
+        self, dataset: Dataset, event: VoteTables | VoteSums | None, table_KC: IntArray | None, config: ThresholdsConfig
+    ) -> tuple[FloatArray, PoolLabels]:
+        """Return the linear rule (C, W) with the thresholds of the released table, if there is one, and the rule's
+        labels of the whole public pool."""
+        bins, ballot = self.bins(dataset, num_bins=config.num_bins)
+        rule_CW = bins.uncalibrated() if table_KC is None or event is None else bins.calibrated(table_KC, event)
+        return rule_CW, labels_of_chances(softmax(ballot.votes(dataset.public.x) / UNITS @ rule_CW.T, axis=1))

@@ -45,7 +45,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from urllib.parse import urlsplit
@@ -53,7 +53,6 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field
-from scipy.special import softmax
 
 from aggregator import session as sessions
 from aggregator.ledger import Charge, Ledger, LedgerState, LedgerTerms
@@ -68,8 +67,8 @@ from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.files import arrays_digest
 from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training
 from fairpate.methods.learning import fit_student, passing, public_records
-from fairpate.methods.noisy_counts import Bins, ThresholdsConfig, fitted_rule, table_event
-from fairpate.methods.record_votes import UNITS, WeightedBallot, labels_of_chances, rule_network, with_noise
+from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, multiplier_within, table_event
+from fairpate.methods.record_votes import rule_network, with_noise
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
@@ -465,6 +464,18 @@ class Labels(Trained):
     num_voters: int
     noise_stddev_votes: float
     table_KC: IntArray | None = None
+
+    @property
+    def noisy_counts(self) -> NoisyCounts:
+        """The released counts, for the rule that is fitted to all of them."""
+        counts_QC = self.labelled.counts
+        assert counts_QC is not None
+        return NoisyCounts(
+            counts_QC=counts_QC,
+            record_ids=self.labelled.record_ids,
+            num_voters=self.num_voters,
+            noise_stddev_votes=self.noise_stddev_votes,
+        )
 
 
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
@@ -959,23 +970,13 @@ class PateFamily(GnmaxMethod):
         plain = self.student.model.name in ("logistic", "bounded_logistic") and self.student.method == "supervised"
         return self.fits_counts and plain and self.data.embedding is not None
 
-    def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError as the parent class does, and for teachers in closed form on records that are no
-        vectors."""
-        if self.teachers.model.name == "ridge" and dataset.public.x.ndim != 2:
-            raise ConfigError(
-                f"teachers.model: ridge learns from vectors, and {dataset.name} has pictures; set data.embedding to "
-                "{}, or choose a network."
-            )
-        super().check_data(dataset)
-
     def beside(self, dataset: Dataset) -> tuple[VoteTables | VoteSums, ...]:
         """Return the event of the noisy table from which thresholds are computed, if there is one."""
         target, share = self.target, self.thresholds.share
         if not self.fits_counts or target.epsilon is None or not share:
             return ()
-        terms = {"share": share, "target_epsilon": target.epsilon, "target_delta": target.delta}
-        return (table_event(dataset.unit, **terms),)
+        multiplier = multiplier_within(target.epsilon, target.delta) / math.sqrt(share)
+        return (table_event(dataset.unit, noise_multiplier=multiplier),)
 
     def release(self, training: Training) -> Labels:
         """Release labels or counts through the ledger, then the noisy table of private labels by score, if there is
@@ -983,10 +984,9 @@ class PateFamily(GnmaxMethod):
         labels, dataset, run = super().release(training), training.dataset, training.run
         if not (beside := self.beside(dataset)):
             return labels
-        (event,), (bins, ballot) = beside, self._bins(dataset, labels)
-        assert labels.labelled.counts is not None
+        counts = labels.noisy_counts
         # The table is about these counts: of other ones it would be another release, which nobody charged.
-        settings = {"counts": arrays_digest({"counts": labels.labelled.counts}), "thresholds": dict(self.thresholds)}
+        settings = {"counts": arrays_digest({"counts": counts.counts_QC}), "thresholds": dict(self.thresholds)}
         if run.thresholds.exists():
             released, origin = read_release(run.thresholds)
             require_same_settings(origin, settings, run.thresholds)
@@ -997,42 +997,20 @@ class PateFamily(GnmaxMethod):
                 "a copy, or start a new run folder with --out and add up both epsilons."
             )
         # Charged already, with the first query (`LedgerTerms.beside`).
-        private, source = dataset.private, OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
-        person_N = None if private.person_N is None else private.person_N.numpy()
+        source = OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
         with training.reporter.stage("thresholds"):
-            exact_KC = bins.table(ballot.votes(private.x), private.y.numpy(), person_N)
-            table_KC = with_noise(exact_KC, stddev=event.noise_stddev_votes, source=source, row="bin")
+            draw = partial(with_noise, source=source, row="bin")
+            table_KC = counts.table(dataset, beside[0], self.thresholds, draw)
             origin = Origin(id="", settings=settings, pool="")
             save_release(run.thresholds, Released(arrays={"table_KC": table_KC}, events=beside), origin)
         return replace(labels, table_KC=table_KC)
 
-    def _bins(self, dataset: Dataset, labels: Labels) -> tuple[Bins, WeightedBallot]:
-        """Fit the linear rule to the noisy counts; return the bins of its scores, and the features that it reads."""
-        labelled, ballot = labels.labelled, WeightedBallot.of(dataset, configuration.EmbeddingConfig(graph_share=0))
-        assert labelled.counts is not None
-        row_of = {record_id: row for row, record_id in enumerate(dataset.public.record_id)}
-        pool_MW, answered = ballot.votes(dataset.public.x), [row_of[record_id] for record_id in labelled.record_ids]
-        rule_CW = fitted_rule(
-            pool_MW[answered],
-            labelled.counts,
-            num_voters=labels.num_voters,
-            noise_stddev_votes=labels.noise_stddev_votes,
-        )
-        return Bins.of(rule_CW, pool_MW, num_bins=self.thresholds.num_bins), ballot
-
     def rule(self, dataset: Dataset, labels: Labels) -> tuple[npt.NDArray[np.float64], LabelledSet]:
         """Return the linear rule (C, W) that was fitted to all noisy counts, and its labels of the whole pool."""
-        bins, ballot = self._bins(dataset, labels)
-        rule_CW = bins.uncalibrated()
-        if labels.table_KC is not None:
-            (event,) = self.beside(dataset)
-            rule_CW = bins.calibrated(labels.table_KC, event)
-        public = dataset.public
-        said = labels_of_chances(softmax(ballot.votes(public.x) / UNITS @ rule_CW.T, axis=1))
-        pool = LabelledSet(
-            record_ids=tuple(public.record_id), labels=said.labels_M, groups=public.z.numpy(), chances=said.chances_MC
-        )
-        return rule_CW, pool
+        event, public = next(iter(self.beside(dataset)), None), dataset.public
+        rule_CW, said = labels.noisy_counts.learned(dataset, event, labels.table_KC, self.thresholds)
+        ids, groups = tuple(public.record_id), public.z.numpy()
+        return rule_CW, LabelledSet(record_ids=ids, labels=said.labels_M, groups=groups, chances=said.chances_MC)
 
     def said(self, training: Training, labels: Labels) -> LabelledSet:
         """Return the labels from which the student learns: those that were released or, from small teachers, those of

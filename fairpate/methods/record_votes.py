@@ -267,6 +267,28 @@ class VotesOfRecords(base.ReleasingMethod):
         count = len(labelled.labels)
         return Trained(model=network, events=released.events, noise=self.source.label, num_training_labels=count)
 
+    @property
+    def asking_student(self) -> tuple[str, ...]:
+        """The dotted names of the settings that require a student, which learns from the rule's labels of public
+        records; without any of them the rule itself is published."""
+        asked = {
+            f"{self.section}.gate": self.own.gate is not None,
+            f"{self.section}.penalty": self.own.penalty is not None,
+            f"{self.section}.taught_share": self.own.taught_share < 1,
+            "student.model.name": self.student.model.name not in ("logistic", "bounded_logistic"),
+            "student.method": self.student.method != "supervised",
+        }
+        return tuple(field for field, is_asked in asked.items() if is_asked)
+
+    def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:
+        """Return the linear rule as a model or, if settings require a student, a student that is trained on ``said``,
+        the rule's labels of the public pool."""
+        # An embedding of the method's own is not stored with a model, so that only a student can be published.
+        if training.dataset.embedding is None or self.asking_student:
+            return self.taught(said, training, released)
+        architecture, network = rule_network(rule_CW)
+        return Trained(model=network, architecture=architecture, events=released.events, noise=self.source.label)
+
 
 def with_noise(
     table: IntArray, *, stddev: float, source: NoiseSource, row: str, noisy_sum: base.NoisySum | None = None

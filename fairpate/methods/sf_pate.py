@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fairpate.config import LEARNING_FIELDS, GnmaxConfig, Section
+from fairpate.config import LEARNING_FIELDS, ConfigError, GnmaxConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import Names
 from fairpate.methods.base import Stream, Trained, Training
@@ -76,7 +76,13 @@ class SfPate(PateFamily):
             # Teachers read how all are trained.
             read, has_student = ("augment", "training"), self.public_data.self_label is not None
             unread = [field for field in LEARNING_FIELDS if field not in read and not has_student]
-        return dict.fromkeys(unread, "sf_pate.variant")
+        return super().unread | dict.fromkeys(unread, "sf_pate.variant")
+
+    def check(self) -> None:
+        """Raise ConfigError as the parent class does, and for teachers in closed form."""
+        super().check()
+        if self.teachers.model.name == "ridge":
+            raise ConfigError("teachers.model: sf_pate trains networks, got ridge; choose an architecture.")
 
     @property
     def reads_public(self) -> bool:  # type: ignore[override]

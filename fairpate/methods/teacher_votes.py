@@ -12,11 +12,16 @@ shards change, by 2 sqrt(Q); that relation is not supported here.) Gate, reject 
 Unlike in :mod:`fairpate.methods.pate`, no query can be added later, but the table may be a sum over several sites: each
 has T shards of its own records (:mod:`fairpate.sites`).
 
+With thousands of small teachers (``teachers.model: ridge``) single counts say little: a linear rule is fitted to all of
+them, and a second noisy table, of private labels by score, gives its thresholds (:mod:`fairpate.methods.noisy_counts`).
+
 Shapes: T teachers, Q queries, C classes.
 """
 
 import math
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -25,11 +30,13 @@ from pydantic import Field
 from aggregator.mechanism import label_chances
 from fairpate.config import Count, QueriesConfig, RayConfig, TeachersConfig
 from fairpate.data import Dataset, Split
-from fairpate.methods.base import ExpectedVotes, Trained, Training
+from fairpate.methods.base import ExpectedVotes, Trained, Training, noise_within
+from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, table_event
 from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
-from fairpate.privacy.mechanism_events import VoteSums
+from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.run.release_log import Released
+from fairpate.types import IntArray
 
 
 class TeacherVotesConfig(TaughtConfig):
@@ -53,6 +60,7 @@ class TeacherVotes(VotesOfRecords):
     method: str = "teacher_votes"
     teachers: TeachersConfig = TeachersConfig()
     ray: RayConfig = RayConfig()
+    thresholds: ThresholdsConfig = ThresholdsConfig()
     teacher_votes: TeacherVotesConfig = TeacherVotesConfig()
 
     @property
@@ -60,6 +68,32 @@ class TeacherVotes(VotesOfRecords):
         """The dotted names of the fields that affect only what is learned from the release. Settings of training are
         not among them, because they affect teachers too."""
         return tuple(field for field in super().afterwards if field not in ("training", "augment", "backbone"))
+
+    @property
+    def fits_counts(self) -> bool:
+        """True if a linear rule is fitted to all noisy counts, as with thousands of small teachers."""
+        return self.teachers.model.name == "ridge"
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The disabled fields, each with the setting that disables it."""
+        return super().unread | ({} if self.fits_counts else {"thresholds": "teachers.model"})
+
+    def events(self, dataset: Dataset) -> tuple[VoteSums | VoteTables, ...]:
+        """Return the events of the table of counts and, with small teachers, of the table for their thresholds."""
+        share, norm = self.thresholds.share if self.fits_counts else 0.0, two_moves(len(self.queries(dataset)))
+        if not share:
+            return (self.sum_event(dataset.unit, norm=norm, scale=1),)
+
+        def both(noise: float) -> tuple[VoteSums | VoteTables, ...]:
+            # Of one Gaussian release with this multiplier, the table has its share and the counts have the rest.
+            counts = VoteSums(count=1, noise_stddev_votes=noise * norm / math.sqrt(1 - share), norm=norm)
+            return (counts, table_event("record", noise_multiplier=noise / math.sqrt(share)))
+
+        noise = noise_within(self.target, both)
+        counts, _ = both(noise)
+        unit = dataset.unit
+        return (replace(counts, unit=unit), table_event(unit, noise_multiplier=noise / math.sqrt(share)))
 
     def queries(self, dataset: Dataset) -> Split:
         """Return the public records on which teachers vote."""
@@ -71,15 +105,14 @@ class TeacherVotes(VotesOfRecords):
         num_queries = len(self.queries(dataset))
         return ExpectedVotes(
             votes=self.teachers.num_teachers,
-            noise_stddev_votes=self.sum_event("record", norm=two_moves(num_queries), scale=1).noise_stddev_votes,
+            noise_stddev_votes=self.events(dataset)[0].noise_stddev_votes,
             labels=round(self.teacher_votes.taught_share * num_queries),
         )
 
     def measure(self, training: Training) -> Released:
         """Train the teachers, collect their votes on all queries, and release one noisy table of counts."""
         dataset, reporter = training.dataset, training.reporter
-        queries = self.queries(dataset)
-        event = self.sum_event(dataset.unit, norm=two_moves(len(queries)), scale=1)
+        queries, events = self.queries(dataset), self.events(dataset)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
         # A coordinator has no teachers. Elsewhere all shards vote, even empty ones: one record more must not add the
         # votes of a teacher.
@@ -92,21 +125,44 @@ class TeacherVotes(VotesOfRecords):
                     ensemble = self.train_teachers(dataset, training.run.teachers, pool, on_progress=advance)
                 with reporter.stage("votes") as advance:
                     votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
-        training.reserve((event,), self.source.label)
-        noise = event.noise_stddev_votes
-        noisy_QC = with_noise(votes_QC, stddev=noise, source=self.source, row="query", noisy_sum=training.noisy_sum)
+        training.reserve(events, self.source.label)
+        noise, draw = (
+            events[0].noise_stddev_votes,
+            partial(with_noise, source=self.source, noisy_sum=training.noisy_sum),
+        )
+        arrays = {"counts_QC": draw(votes_QC, stddev=noise, row="query")}
         reporter.note("votes", f"{len(queries)} queries, noise {noise:.2f}")
-        return Released(arrays={"counts_QC": noisy_QC}, events=(event,))
+        if len(events) > 1:
+            # The bins of the second table follow from the first one and public records alone.
+            counts = self._counts(queries, arrays["counts_QC"], events[0])
+            arrays["table_KC"] = counts.table(dataset, events[1], self.thresholds, partial(draw, row="bin"))
+        return Released(arrays=arrays, events=events)
 
-    def learn(self, training: Training, released: Released) -> Trained:
-        """Label the queries by their noisy counts, train a student on the most certain labels, and return it."""
-        counts_QC, (event,) = released.arrays["counts_QC"], released.events
-        assert isinstance(event, VoteSums)
+    def _counts(self, queries: Split, counts_QC: IntArray, event: VoteSums | VoteTables) -> NoisyCounts:
         # From the release: over several sites, the number of those that took part is not known here.
         num_teachers = max(1, round(float(counts_QC.sum(axis=1).mean())))
-        noise = event.noise_stddev_votes
-        said = labels_of_chances(label_chances(counts_QC, num_teachers=num_teachers, noise_stddev_votes=noise))
-        return self.taught(said, training, released, records=self.queries(training.dataset))
+        return NoisyCounts(
+            counts_QC=counts_QC,
+            record_ids=queries.record_id,
+            num_voters=num_teachers,
+            noise_stddev_votes=event.noise_stddev_votes,
+        )
+
+    def learn(self, training: Training, released: Released) -> Trained:
+        """Return a student of the most certain labels; with small teachers, of the whole pool, or the linear rule
+        itself that was fitted to all counts."""
+        dataset, (event, *others) = training.dataset, released.events
+        assert isinstance(event, VoteSums)
+        queries = self.queries(dataset)
+        counts = self._counts(queries, released.arrays["counts_QC"], event)
+        if not self.fits_counts:
+            chances_QC = label_chances(
+                counts.counts_QC, num_teachers=counts.num_voters, noise_stddev_votes=counts.noise_stddev_votes
+            )
+            return self.taught(labels_of_chances(chances_QC), training, released, records=queries)
+        table = next((each for each in others if isinstance(each, VoteSums | VoteTables)), None)
+        rule_CW, said = counts.learned(dataset, table, released.arrays.get("table_KC"), self.thresholds)
+        return self.published(training, released, rule_CW, said)
 
 
 def two_moves(num_queries: int) -> float:

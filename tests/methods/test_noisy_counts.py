@@ -1,0 +1,166 @@
+"""A rule from noisy counts: what it converges to, whose records its table depends on, and what both releases cost."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from fairpate.config import ConfigError
+from fairpate.methods.base import configured
+from fairpate.methods.noisy_counts import Bins, fitted_rule, multiplier_within, table_event
+from fairpate.methods.pate import VotingMethod
+from fairpate.methods.record_votes import UNITS, WeightedBallot
+from fairpate.privacy import accountant
+from fairpate.privacy.mechanism_events import VoteSums
+
+BALLOT = WeightedBallot(embedding=None)
+DRAWS = np.random.default_rng(0)
+POOL = BALLOT.votes(torch.from_numpy(DRAWS.normal(size=(900, 5)) * [2.0, 1.0, 0.5, 0.3, 0.1]))
+RULE = np.array([[0.1, 0.5, -0.2, 0.1, 0.3, 0.0], [-0.1, -0.5, 0.2, -0.1, -0.3, 0.0]])
+
+
+def counts_of(rule_CW: np.ndarray, num_voters: int) -> np.ndarray:
+    shares = 1 / len(rule_CW) + POOL / UNITS @ rule_CW.T
+    return np.rint(shares * num_voters).astype(np.int64)
+
+
+def test_without_noise_it_is_least_squares_of_the_shares() -> None:
+    counts_QC = counts_of(RULE, 10**9)
+    found_CW = fitted_rule(POOL, counts_QC, num_voters=10**9, noise_stddev_votes=1.0)
+    expected_WC = np.linalg.lstsq(POOL / UNITS, counts_QC / 10**9, rcond=None)[0]
+    # The constant of a vote is rounded, and the prior is wide but finite.
+    np.testing.assert_allclose(POOL / UNITS @ found_CW.T, POOL / UNITS @ expected_WC, atol=1e-4)
+
+
+def test_noise_of_the_size_of_the_leads_averages_out_and_pure_noise_gives_no_rule() -> None:
+    exact = POOL / UNITS @ (RULE[0] - RULE[1])
+    noise = exact.std() * 2000  # on a share of 2,000 votes: as large as what is to be found
+    noisy = counts_of(RULE, 2000) + np.rint(np.random.default_rng(1).normal(0, noise, (900, 2))).astype(np.int64)
+    found_CW = fitted_rule(POOL, noisy, num_voters=2000, noise_stddev_votes=noise)
+    said = POOL / UNITS @ (found_CW[0] - found_CW[1])
+    assert np.corrcoef(said, exact)[0, 1] > 0.95
+    # A single query is right far less often than the rule.
+    assert ((said > 0) == (exact > 0)).mean() > 0.93 > 0.85 > ((noisy[:, 0] > noisy[:, 1]) == (exact > 0)).mean()
+    nothing = np.rint(np.random.default_rng(2).normal(1000, noise, (900, 2))).astype(np.int64)
+    flat_CW = fitted_rule(POOL, nothing, num_voters=2000, noise_stddev_votes=noise)
+    assert (POOL / UNITS @ (flat_CW[0] - flat_CW[1])).std() < 0.1 * exact.std()
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_a_record_is_in_one_cell_whichever_others_there_are(num_classes: int) -> None:
+    rule_CW = np.random.default_rng(3).normal(size=(num_classes, 6))
+    bins = Bins.of(rule_CW, POOL, num_bins=24)
+    assert bins.centre_KC.shape == (24, num_classes)
+    private = BALLOT.votes(torch.from_numpy(np.random.default_rng(4).normal(size=(60, 5)) * 3))
+    labels = np.random.default_rng(5).integers(0, num_classes, 60)
+    alone = np.concatenate([bins.numbers(private[row : row + 1]) for row in range(60)])
+    np.testing.assert_array_equal(bins.numbers(private), alone)
+    whole = bins.table(private, labels)
+    assert whole.sum() == 60
+    for row in range(60):
+        others = np.arange(60) != row
+        moved = whole - bins.table(private[others], labels[others])
+        assert sorted(moved.ravel().tolist())[-2:] == [0, 1]
+        assert moved.sum() == 1
+
+
+def test_a_person_has_one_unit_of_mass_however_many_records() -> None:
+    bins = Bins.of(np.random.default_rng(3).normal(size=(2, 6)), POOL, num_bins=24)
+    private = BALLOT.votes(torch.from_numpy(np.random.default_rng(4).normal(size=(60, 5)) * 3))
+    labels, person = np.random.default_rng(5).integers(0, 2, 60), np.minimum(np.arange(60) // 3, 11)  # one has 27
+    whole, norms = bins.table(private, labels, person), []
+    for each in range(12):
+        kept = person != each
+        moved = whole - bins.table(private[kept], labels[kept], person[kept])
+        assert (moved >= 0).all()
+        norms.append(np.linalg.norm(moved))
+    unit = table_event("person", noise_multiplier=1.0).noise_stddev_votes
+    assert max(norms) <= unit
+    # Three records in one cell have nearly all of the unit: the bound is not loose.
+    assert max(norms) > 0.5 * unit
+
+
+@pytest.mark.parametrize("by_person", [False, True])
+def test_thresholds_find_how_common_classes_are(by_person: bool) -> None:
+    """Labels of known probabilities: the rule's score is right up to an intercept and a scale."""
+    draws = np.random.default_rng(6)
+    private = BALLOT.votes(torch.from_numpy(draws.normal(size=(20_000, 5)) * [2.0, 1.0, 0.5, 0.3, 0.1]))
+    logit = 3 * (private / UNITS @ (RULE[1] - RULE[0])) - 2
+    labels = (draws.random(20_000) < 1 / (1 + np.exp(-logit))).astype(np.int64)
+    bins = Bins.of(RULE, POOL, num_bins=24)
+    event = table_event("person" if by_person else "record", noise_multiplier=5.0)
+    exact = bins.table(private, labels, np.arange(20_000) if by_person else None)
+    noisy = exact + np.rint(draws.normal(0, event.noise_stddev_votes, exact.shape)).astype(np.int64)
+    rule_CW = bins.calibrated(noisy, event)
+    said = private / UNITS @ (rule_CW[1] - rule_CW[0])
+    assert np.abs(said - logit).mean() < 0.15
+    # Without the table a record has the label with the larger score, which is right for the direction alone.
+    plain = (private / UNITS @ bins.uncalibrated().T).argmax(axis=1)
+    assert (plain == (private / UNITS @ RULE.T).argmax(axis=1)).mean() > 0.999
+    assert plain.mean() > 0.4 > 2 * labels.mean()
+
+
+def test_a_table_of_nothing_but_noise_leaves_a_finite_rule() -> None:
+    bins = Bins.of(RULE, POOL, num_bins=24)
+    for seed in range(20):
+        noisy = np.rint(np.random.default_rng(seed).normal(0, 1000, (24, 2))).astype(np.int64)
+        rule_CW = bins.calibrated(noisy, table_event("record", noise_multiplier=1000.0))
+        assert np.isfinite(rule_CW).all()
+        shares = (POOL / UNITS @ rule_CW.T).argmax(axis=1).mean()
+        assert 0 <= shares <= 1
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The exact epsilon of mu-Gaussian privacy, by bisection (Balle and Wang 2018, Theorem 8)."""
+    low, high = 0.0, 50.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        spent = norm.cdf(-middle / mu + mu / 2) - math.exp(middle) * norm.cdf(-middle / mu - mu / 2)
+        low, high = (middle, high) if spent > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(0.3, 0.1), (1.0, 0.1), (3.0, 0.4)])
+def test_counts_and_table_together_cost_the_target(epsilon: float, share: float) -> None:
+    settings = {"thresholds": {"share": share}, "target": {"epsilon": epsilon}, "ray": {"num_actors": 0}}
+    values = {"teachers": {"model": "ridge", "num_teachers": 1000}, "aggregator": {"release": "counts"}}
+    values["aggregator"]["mechanism"] = {"threshold": -math.inf, "noise_stddev_votes": 50}
+    config = configured(values | settings, method="fairpate")
+    assert isinstance(config, VotingMethod)
+    from tests.methods.test_teacher_votes import dataset, records
+
+    plan = config.plan(dataset(records(0, 90)))
+    counts, table = plan.worst_case(45)
+    assert accountant.epsilon([counts, table], target_delta=1e-5).epsilon == pytest.approx(epsilon, rel=2e-3)
+    # One voter moves two counts of every query; one record one cell. The Renyi bound is a little above the exact cost.
+    squared = 2 * 45 / plan.mechanism.noise_stddev_votes**2 + 1 / table.noise_stddev_votes**2
+    assert 0.85 * epsilon < gaussian_epsilon(math.sqrt(squared), 1e-5) <= epsilon
+    assert 1 / table.noise_stddev_votes**2 / squared == pytest.approx(share, rel=0.02)
+    assert plan.count_fitting() == 45
+    terms = plan.terms("somebody")
+    assert terms.from_json(terms.to_json()) == terms
+    assert terms.beside == (table,)
+
+
+def test_a_table_alone_costs_the_target_and_a_person_pays_as_a_record() -> None:
+    multiplier = multiplier_within(1.0, 1e-5)
+    record, person = (table_event(unit, noise_multiplier=multiplier) for unit in ("record", "person"))
+    assert accountant.epsilon([record], target_delta=1e-5).epsilon == pytest.approx(1, rel=2e-3)
+    assert isinstance(person, VoteSums)
+    assert accountant.epsilon([person], target_delta=1e-5).epsilon == pytest.approx(1, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        (["teachers.model=mlp"], "teachers.model"),
+        (["aggregator.release=label"], "aggregator.release"),
+        (["target.epsilon=null"], "target.epsilon"),
+    ],
+)
+def test_thresholds_that_are_not_released_are_refused(overrides: list[str], cause: str) -> None:
+    small = {"teachers": {"model": "ridge"}, "aggregator": {"release": "counts"}, "target": {"epsilon": 1.0}}
+    with pytest.raises(ConfigError, match=f"thresholds.num_bins: not read because of {cause}"):
+        configured(small, [*overrides, "thresholds.num_bins=12"], method="fairpate")
