@@ -37,7 +37,7 @@ from pydantic_core import from_json
 from aggregator import store
 from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
 from aggregator.store import Head, Header, LedgerError, Place, Row, canonical
-from fairpate.privacy.accountant import Event
+from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
 
@@ -152,7 +152,7 @@ class LedgerTerms:
 
     def events(self, num_queries: int) -> list[Event]:
         """Return the data-independent events of ``num_queries`` charged queries and of the releases beside them."""
-        return [self.mechanism.worst_case(num_queries), *self.beside]
+        return [of_unit(self.mechanism.worst_case(num_queries), self.unit), *self.beside]
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms as plain JSON values, as a ledger stores them."""

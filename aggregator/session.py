@@ -125,8 +125,10 @@ def mechanism_within(
     then no more than ``num_queries`` may be submitted. ValueError for a target that no noise reaches.
     """
 
+    unit = beside[0].unit if beside else "record"
+
     def events(factor: float) -> list[Event]:
-        return [mechanism.scaled(factor).worst_case(num_queries), *beside]
+        return [accountant.of_unit(mechanism.scaled(factor).worst_case(num_queries), unit), *beside]
 
     factor = least_noise(events, target_epsilon=target_epsilon, target_delta=target_delta)
     if (

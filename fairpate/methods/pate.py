@@ -310,7 +310,8 @@ class Spending:
     def submitted(self, start: int, stop: int) -> Event:
         """Return the data-independent event of queries start .. stop - 1. It charges a query in full for each
         attempt to answer it: one, and one more for every attempt that a crash interrupted."""
-        return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
+        attempts = sum(len(charges) for charges in self.charges_Q[start:stop])
+        return accountant.of_unit(self.terms.mechanism.worst_case(attempts), self.terms.unit)
 
     @property
     def beside_rdp(self) -> npt.NDArray[np.float64]:
@@ -328,7 +329,7 @@ class Spending:
             if charge.outcome is None or charge.outcome.is_charged
         ]
         votes_QC = np.array(touched, dtype=np.int64).reshape(-1, self.terms.num_classes)
-        return self.terms.mechanism.realised(votes_QC)
+        return accountant.of_unit(self.terms.mechanism.realised(votes_QC), self.terms.unit)
 
     def as_in_paper(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         """Return the Renyi curve that the published code computes for the same queries, which is NOT a valid cost.
@@ -520,7 +521,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
         # counts unchanged: no label decides over a crash.
         configured = (plan.method.aggregator.num_queries or 0) + num_planned - len(spending.charges_Q)
         num_planned = max(configured, num_planned)
-    planned, beside = spending.terms.mechanism.worst_case(num_planned), spending.terms.beside
+    planned, *beside = spending.terms.events(num_planned)
     spent = accountant.least_epsilon([submitted, *beside], target_delta=plan.method.target.delta)
     bound = sessions.epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
