@@ -38,6 +38,7 @@ from enum import IntEnum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_args
 
 import numpy as np
@@ -195,6 +196,7 @@ def torch_generator(seed: int, stream: Stream) -> torch.Generator:
 
 
 NO_NOISE = "no noise: not private"
+_OFTEN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,11 +345,23 @@ class Training:
 @dataclass(frozen=True, kw_only=True)
 class ExpectedVotes:
     """An estimate made before a run: how many ``votes`` decide a label, the standard deviation of the noise on each
-    count, and how many public records get ``labels``."""
+    count, and how many public records get ``labels``.
+
+    ``fitted_together``: one rule is fitted to the counts of all these records, so that their noise averages out.
+    """
 
     votes: int
     noise_stddev_votes: float
     labels: int
+    fitted_together: bool = False
+
+    @property
+    def lead_needed(self) -> float:
+        """The share of the votes by which a class must lead to stand out from the noise 19 times in 20: on one record
+        or, where one rule is fitted to all counts, on average over the records. Above 1: it cannot."""
+        # The difference of two independent noises has a standard deviation larger by sqrt(2).
+        lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * self.noise_stddev_votes / self.votes
+        return lead / math.sqrt(self.labels) if self.fitted_together else lead
 
 
 class Method(Section):

@@ -745,7 +745,12 @@ class VotingMethod(Method):
         """Return an estimate of how clearly votes decide a label; all voters vote on each query."""
         plan = self.plan(dataset)
         noise = float(asdict(plan.mechanism)["noise_stddev_votes"])
-        return ExpectedVotes(votes=self.num_voters, noise_stddev_votes=noise, labels=len(plan.queries))
+        return ExpectedVotes(
+            votes=self.num_voters,
+            noise_stddev_votes=noise,
+            labels=len(plan.queries),
+            fitted_together=self.fits_counts,
+        )
 
     def release(self, training: Training) -> Labels:
         """Submit every query within the target or budget to the aggregator; write and return the released labels.

@@ -106,7 +106,8 @@ class TeacherVotes(VotesOfRecords):
         return ExpectedVotes(
             votes=self.teachers.num_teachers,
             noise_stddev_votes=self.events(dataset)[0].noise_stddev_votes,
-            labels=round(self.teacher_votes.taught_share * num_queries),
+            labels=num_queries if self.fits_counts else round(self.teacher_votes.taught_share * num_queries),
+            fitted_together=self.fits_counts,
         )
 
     def measure(self, training: Training) -> Released:

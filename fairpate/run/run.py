@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -76,7 +75,6 @@ from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
 VOTERS: Mapping[str, str] = WORDS["voters"]
-_OFTEN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +116,8 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
         return RunForecast(method=config.method, epsilon=epsilon, expected=expected)
     if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
         caution = too_little_to_learn(voting, dataset.num_classes, majority)
-    # The difference of two independent noises has a standard deviation larger by sqrt(2).
-    lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * voting.noise_stddev_votes / voting.votes
-    return RunForecast(
-        method=config.method, epsilon=epsilon, expected=expected, **vars(voting), lead_needed=lead, caution=caution
-    )
+    facts = {name: getattr(voting, name) for name in ("votes", "noise_stddev_votes", "labels", "lead_needed")}
+    return RunForecast(method=config.method, epsilon=epsilon, expected=expected, caution=caution, **facts)
 
 
 def expected_accuracy(config: Method) -> tuple[float, float] | None:
@@ -346,7 +341,8 @@ def describe(
     )
     if any(each.votes is not None for each in found):
         notes.append(
-            "lead needed: if a class leads by this share of the votes, it also leads with noise 19 times in 20."
+            "lead needed: if a class leads by this share of the votes (of small teachers: on average over the queries, "
+            "to whose counts one rule is fitted), it also leads with noise 19 times in 20."
         )
     return Group(Text(f"{sentence}\n"), table, Text("\n" + "\n".join(notes)))
 
@@ -417,6 +413,25 @@ def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: 
         f"cannot be expected to beat the most common class{known}: under this noise "
         f"{counted(voting.labels, 'label')} stand for {worth:.2g} without noise even if all voters are right, so for "
         f"{worth * (1 - share):.2g} of another class"
+    )
+
+
+def unheard(config: Method, voting: base.ExpectedVotes) -> str | None:
+    """Return, in words, that no lead of the votes stands out from their noise, and what would; None if some lead
+    does."""
+    if voting.lead_needed <= 1:
+        return None
+    remedies = [f"an epsilon about {voting.lead_needed:.1f} times as large"]
+    if "teachers" in type(config).model_fields:
+        remedies.insert(0, f"{math.ceil(voting.votes * voting.lead_needed):,} teachers")
+        # The noise of single labels grows with the root of their number.
+        if not voting.fitted_together and (queries := int(voting.labels / voting.lead_needed**2)):
+            remedies.insert(1, counted(queries, "query", "queries"))
+    *first, last = remedies
+    would_do = f"{', '.join(first)} or {last}" if first else last
+    return (
+        f"Even if all {voting.votes:,} voters agree, the noise of {voting.noise_stddev_votes:.3g} votes on each count "
+        f"hides it, so epsilon would be spent on chance: {would_do} would be heard."
     )
 
 
@@ -805,6 +820,15 @@ def run_method(
         if not is_trained and not reporter.console.quiet:
             for words in cautions(opened.config, opened.dataset, opened.run):
                 reporter.note("caution", words)
+            voting, _ = known_beforehand(opened.config, opened.dataset)
+            # Before anything is trained or charged; a run that was charged already loses nothing more.
+            if voting is not None and opened.log.stored() is None:
+                if question := unheard(opened.config, voting):
+                    reporter.consent(question)
+                else:
+                    where = "on average over all queries" if voting.fitted_together else "on a record"
+                    lead = f"a lead of {percent(voting.lead_needed)} of {voting.votes:,} votes {where}"
+                    reporter.note("noise", f"{lead} stands out 19 times in 20")
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
         student, labels = _student(opened, remarks)
         reporter.note("model", str(opened.run.student))

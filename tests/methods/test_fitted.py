@@ -12,7 +12,7 @@ import pytest
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
 from fairpate.data.dataset import DatasetEntry
-from fairpate.methods.base import configured, default_method, fitted, fitted_to, method_names, resolved
+from fairpate.methods.base import configured, default_method, fitted, fitted_to, method_names, num_features, resolved
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -43,9 +43,23 @@ def test_sizes_follow_the_publisher_s_count_and_the_pool() -> None:
         return [fitted(data, method)[section][field] for data in data_sets]
 
     assert of_digits_and_adult("dp_sgd", "dp_sgd", "batch_size") == [35, 512]
-    assert of_digits_and_adult("fairpate", "teachers", "num_teachers") == [20, 488]
-    assert fitted(DataConfig(name="adult", num_public=4000), "fairpate")["aggregator"]["num_queries"] == 1000
-    assert fitted(DataConfig(name="adult", num_public=400), "fairpate")["aggregator"]["num_queries"] is None
+    # Half a dozen records each, at most 5,000 teachers; the whole pool is queried.
+    assert of_digits_and_adult("fairpate", "teachers", "num_teachers") == [299, 5000]
+    assert fitted(DataConfig(name="adult", num_public=4000), "fairpate")["aggregator"]["num_queries"] is None
+
+
+@pytest.mark.parametrize("chosen", ["teachers.model=logistic", "teachers.model={name: mlp, hidden: [8]}"])
+def test_networks_as_teachers_keep_large_shards_and_few_queries(chosen: str) -> None:
+    for data, teachers in (("color_digits", 20), ("adult", 488)):
+        config: Any = resolved([f"data.name={data}", "data.num_public=1200", chosen], "fairpate")
+        assert (config.teachers.num_teachers, config.aggregator.num_queries) == (teachers, 1000)
+    few: Any = resolved(["data.name=adult", "data.num_public=400", chosen], "fairpate")
+    assert few.aggregator.num_queries is None
+
+
+def test_more_features_are_read_where_more_of_them_can_be_heard() -> None:
+    assert [num_features(5000, epsilon) for epsilon in (0.01, 0.1, 0.3, 1, 10, None)] == [10, 33, 50, 50, 50, 50]
+    assert [num_features(100, 1), num_features(3000, 1, of_pictures=True)] == [15, 82]
 
 
 def test_many_classes_of_few_records_are_counted() -> None:

@@ -67,7 +67,8 @@ def clinic(tmp_path: Path):
 def test_a_run_says_it_before_it_asks_its_teachers(clinic, fairpate, monkeypatch) -> None:
     """An epsilon of 1/10 leaves the labels of 20 teachers to noise."""
     asked = ["run", "--method", "fairpate", "--epsilon", "0.1", "--set", "teachers.num_teachers=20"]
-    asked += ["--set", "teachers.fit.epochs=1", "--set", "ray.num_actors=0", "--data", str(clinic("[0.95, 0.05]"))]
+    asked += ["--set", "teachers.model=logistic", "--set", "teachers.fit.epochs=1", "--set", "ray.num_actors=0"]
+    asked += ["--data", str(clinic("[0.95, 0.05]")), "--yes"]
     code, _, said = fairpate(*asked)
     assert code == 0
     assert "95.0 % of records by the declaration" in " ".join(said.split())

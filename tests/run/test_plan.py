@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -108,9 +109,26 @@ def test_the_command_prints_every_kind_of_voters_and_leaves_nothing(fairpate, tm
     for each in told["forecasts"]:
         assert each["refused"] is None
         assert 0 < each["epsilon"] <= 1
-        # Of 20 teachers an epsilon of 1 leaves 300 labels to noise.
-        assert (each["caution"] is not None) == (each["method"] == "fairpate")
+        assert each["caution"] is None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_voters_cannot_be_heard_asks_before_it_spends(fairpate, tmp_path, monkeypatch) -> None:
+    """Of 20 networks an epsilon of 1 leaves 300 labels to noise; 300 small teachers are heard."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    words = ("run", "--data", "color_digits", "--method", "fairpate", "--epsilon", "1", "--out", str(tmp_path / "run"))
+    networks = ("--set", "teachers.model=logistic", "--set", "teachers.fit.epochs=1", "--set", "ray.num_actors=0")
+    code, _, errors = fairpate(*words, *networks)
+    assert code == 2
+    assert "Even if all 20 voters agree, the noise of" in errors
+    found = re.search(r"([\d,]+) teachers or an epsilon about ([\d.]+) times", " ".join(errors.split()))
+    assert found is not None
+    needed, factor = (float(each.replace(",", "")) for each in found.groups())
+    assert needed == pytest.approx(20 * factor, rel=0.01)
+    assert not (tmp_path / "run" / "private" / "release.json").exists()
+    code, _, errors = fairpate(*words, *networks, "--yes")
+    assert code == 0
+    assert "caution" in errors
 
 
 def test_what_cannot_vote_says_why_and_the_others_stand(fairpate) -> None:
