@@ -54,6 +54,7 @@ from fairpate.data.declaration import as_declared, read_declaration
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
+from fairpate.data.overlap import PUBLIC_RECORD, require_no_copy
 from fairpate.data.tables import is_missing
 from fairpate.files import private_folder
 from fairpate.methods.base import (
@@ -673,8 +674,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     - ``epsilon``, ``delta``, ``model``, ``calibration``: short for ``target.epsilon``, ``target.delta``,
       ``student.model`` and ``public_data.calibration``, which they override; None: not given.
     - ``idp3``: short for ``student.idp3``, a demographic-parity gate that may refuse to answer at prediction.
-    - ``public_X``, ``public_sensitive_features``: public records, if they are not given to ``fit``; a number draws that
-      many records of independent standard normal features, for use without any public record.
+    - ``public_X``, ``public_sensitive_features``: public records, if they are not given to ``fit``. A public record is
+      one that anyone may see, such as a published or a made-up one; a copy of private records is refused. A number
+      draws that many records of independent standard normal features, for use without any public record.
     - ``sensitive_feature``: the column of ``X`` that contains the groups, by name or position; it is then no feature. A
       mapping of ``column`` and ``edges`` divides numbers, such as ages, between public edges.
     - ``declaration``: a declaration of a table (a YAML file or a mapping) by which frames are encoded; see
@@ -801,10 +803,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         Raises:
             ValueError: A setting is out of range (the message names it). An array that the method needs is not given,
-                differs in length or columns from the others, or has missing or infinite values. Public records did not
-                pass through the steps of a pipeline as ``X`` did. The method protects only the group, and a column of
+                differs in length or columns from the others, or has missing or infinite values. Public records are
+                ``X``, or more of them equal private ones than chance explains (:mod:`fairpate.data.overlap`), or they
+                did not pass through the steps of a pipeline as ``X`` did. The method protects only the group, and a column of
                 ``X`` is or encodes the group.
         """
+        if X is not None and X is (self.public_X if public_X is None else public_X):  # however few the records are
+            raise ValueError(f"public_X: expected other records than X, got X itself; {PUBLIC_RECORD}.")
         if self.declaration is not None:
             found = declared_records(self.declaration, X)
             X, y = found.x, found.labels if y is None else y
@@ -1190,8 +1195,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         needing += ["embedding"] if config.data.embedding is not None else []
         if needing and public is None:
             raise ValueError(
-                f"{needing[0]} needs public records: give public_X to fit or to the constructor; if you have none, "
-                "public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
+                f"{needing[0]} needs public records: give public_X to fit or to the constructor ({PUBLIC_RECORD}); if "
+                "you have none, public_X=1000 draws some, or choose a method that needs none, such as dp_sgd."
             )
         if public is not None and public.groups is None and config.reads_public_groups:
             raise ValueError(
@@ -1208,6 +1213,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"persons: {config.method} does not bound the joint influence of a person's records; choose another "
                 "method (docs/python.md), or leave persons out, which protects each record by itself."
             )
+        pool = self.public_X if public_X is None else public_X
+        if public is not None and not isinstance(pool, int | np.integer):  # drawn ones are of no source
+            own, others = ((features(each.x), each.groups) for each in (private, public))
+            require_no_copy(own, {"public_X": others})
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,

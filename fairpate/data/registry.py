@@ -47,6 +47,7 @@ from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_re
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.given import as_table
 from fairpate.data.large_arrays import Names
+from fairpate.data.overlap import require_apart
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, USUAL, Layout, TableFaults
 from fairpate.types import Advance, DataError, DataSettingsError, FloatArray, IntArray, Unit, tell, torch
@@ -341,6 +342,7 @@ def dataset_of(
     )
     # Few public records may lack a group, which only some methods read.
     datasets.check_members(dataset, "private", "validation", "test")
+    require_apart(dataset)
     # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
 

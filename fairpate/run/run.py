@@ -48,6 +48,7 @@ from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig,
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data, load_once
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
+from fairpate.data.overlap import require_apart
 from fairpate.data.registry import compared_on
 from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
@@ -947,7 +948,9 @@ def _opened(
     with reporter.stage("data"):
         dataset = folders.load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
-        if config.reads_public_groups and not is_given:
+        if is_given:  # what is loaded was checked with its files
+            require_apart(dataset)
+        elif config.reads_public_groups:
             check_members(dataset, "public")
     # Two processes at once would each release, and leave one's model with the other's statement, or under its
     # configuration. The log is made inside the lock: made earlier, it might not see the receipt of the run that it
