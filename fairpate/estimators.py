@@ -805,11 +805,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ValueError: A setting is out of range (the message names it). An array that the method needs is not given,
                 differs in length or columns from the others, or has missing or infinite values. Public records are
                 ``X``, or more of them equal private ones than chance explains (:mod:`fairpate.data.overlap`), or they
-                did not pass through the steps of a pipeline as ``X`` did. The method protects only the group, and a column of
-                ``X`` is or encodes the group.
+                did not pass through the steps of a pipeline as ``X`` did. The method protects only the group, and a
+                column of ``X`` is or encodes the group.
         """
-        if X is not None and X is (self.public_X if public_X is None else public_X):  # however few the records are
-            raise ValueError(f"public_X: expected other records than X, got X itself; {PUBLIC_RECORD}.")
         if self.declaration is not None:
             found = declared_records(self.declaration, X)
             X, y = found.x, found.labels if y is None else y
@@ -1214,6 +1212,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "method (docs/python.md), or leave persons out, which protects each record by itself."
             )
         pool = self.public_X if public_X is None else public_X
+        if X is pool:  # records so few that chance may repeat them
+            raise ValueError(f"public_X: expected other records than X, got X itself; {PUBLIC_RECORD}.")
         if public is not None and not isinstance(pool, int | np.integer):  # drawn ones are of no source
             own, others = ((features(each.x), each.groups) for each in (private, public))
             require_no_copy(own, {"public_X": others})

@@ -139,19 +139,20 @@ def test_what_was_read_from_private_rows_asks_to_be_confirmed_and_is_no_bound(ku
 def test_a_number_of_customers_and_marks_among_decimal_commas_and_dates_are_found(tmp_path, fairpate):
     """Two rows for each Kundennr, amounts that may be "k. A." or whole, others in each row, and days that may lack."""
     rows = [
-        f"K{i // 2};{'k. A.' if i % 9 == 4 else f'{i % 900}.000,5'};{i + 1},25;{i % 40 / 2:g};"
+        f"K{i // 2};{'k. A.' if i % 9 == 4 else f'{i % 900}.000,5'};{i + 1},CENT;{i % 40 / 2:g};"
         f"{'' if i % 50 == 7 else f'{1 + i % 28:02d}.03.{1950 + i % 40}'};{'ab'[i % 2]}"
         for i in range(1200)
     ]
     rows = [row.replace(".5;", ",5;") for row in rows]
     head = "Kundennr;Betrag;Kredit;Jahre;Geburt;sex"
     labelled = [f"{head};y", *(f"{row};{'ja' if i % 2 else 'nein'}" for i, row in enumerate(rows))]
-    for name, lines in (
-        ("own.csv", labelled),
-        ("pool.csv", [head, *(f"P{row}" for row in rows)]),
-        ("test.csv", [line if line == labelled[0] else f"T{line}" for line in labelled]),
+    # Other customers with other amounts: a pool of the same ones would be a copy of private records.
+    for name, lines, cent in (
+        ("own.csv", labelled, "25"),
+        ("pool.csv", [head, *(f"P{row}" for row in rows)], "5"),
+        ("test.csv", [line if line == labelled[0] else f"T{line}" for line in labelled], "75"),
     ):
-        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+        (tmp_path / name).write_text("\n".join(lines).replace("CENT", cent), encoding="utf-8")
     asked = ("data", "declare", "own.csv", "--public", "pool.csv", "--test", "test.csv", "--read-private")
     assert fairpate(*asked, "-o", "own.yaml")[0] == 0
     found = read_declaration(tmp_path / "own.yaml")
