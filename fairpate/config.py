@@ -580,8 +580,9 @@ class EvaluationConfig(Section):
     )
     least_cell: Count = Field(
         10,
-        description="Fewest test records of a group, or of a group and class, that a public number may rest on; no "
-        "total shows a smaller cell. Persons count where the data set names them; 1 shows all.",
+        description="Fewest test records of a cell that a public number may rest on: a group, or those of a group with "
+        "one true label, one prediction, both, or a right, wrong or refused one; no total shows a smaller cell. "
+        "Persons count where the data set names them; 1 shows all.",
     )
     fair_at: Annotated[str, BeforeValidator(lambda said: str(fair_rule(said)))] = Field(
         str(FairRule()),

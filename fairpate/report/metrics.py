@@ -4,14 +4,24 @@ The numbers are outside every privacy guarantee unless the evaluated records are
 private release (:mod:`fairpate.run.private_metrics`), as ``Evaluation.metrics`` says. An undefined number, or one from
 too few records, is NaN in Python, null in JSON and never 0.
 
-*Small cells.* A cell is a group, or the records of a group with one true label; its size counts records, or persons if
-the data set names them. A cell with at least 1 and fewer than ``least`` is small, and no number may reveal it. A small
-group is left out of everything: of gaps, of totals, and of the records that other groups are compared with. The total
-number of test records may be public (``data.num_test``), so every small group leaves out exactly ``least``: its own and
-the last ones of the largest group. The number left out then reveals nothing, even if two groups are small. Counts by
-true label are shown for all groups or for none: if a few were missing, they could be computed from the others and the
-totals. Two published evaluations of the same records also reveal their difference, so the records that only one of them
-includes must not form a small cell either.
+*Small cells.* A cell is a group, or the records of a group with one true label, with one prediction, with both, or with
+a right, a wrong or a refused prediction; its size counts records, or persons if the data set names them. A cell with at
+least 1 and fewer than ``least`` is small, and no number may reveal it. All groups together are no cell: their totals
+are shown unless a cell follows from them. A small group is left out of everything: of gaps, of totals, and of the
+records that other groups are compared with. The total number of test records may be public (``data.num_test``), so
+every small group leaves out exactly ``least``: its own and the last ones of the largest group. The number left out then
+reveals nothing, even if two groups are small. Two published evaluations of the same records also reveal their
+difference, so the records that only one of them includes must not form a small cell either.
+
+Other counts are shown for all groups or for none: if a few were missing, they could be computed from the others and the
+totals. Confusion tables, and gaps given a true label, need every cell by label and prediction to be empty or large
+enough; rates of predictions and their gaps every cell by prediction. Accuracies by group may be missing for some
+groups, if what these have together is large enough. So what is known of one group is at most how many of its records
+have each prediction, and how many are right, with counts that are 0 or at least ``least``. From these alone a small
+cell by label, or by label and prediction, has more than ``least`` possible sizes: with two classes, moving one record
+between the four cells of a group changes neither, and each direction has room for as many records as its smallest cell;
+with more classes there is more room. What totals of all groups add is checked (:func:`_labels_follow`). All words, such
+as which groups are underserved, are computed from the numbers that are shown.
 
 *Degenerate models.* A model may have small gaps only because it answers almost nobody, predicts one class for nearly
 everyone or nearly all of a group, or is right no more often than always predicting the most common class. The
@@ -74,7 +84,8 @@ class GroupResult:
     """The results of one group: the numbers of its evaluated and of its answered records, the share answered
     (``coverage``), and the accuracy on answered records.
 
-    Numbers are None, and shares NaN, for a group that has too few records to be published.
+    Numbers are None, and shares NaN, for a group that has too few records to be published. If only so few records of a
+    group are refused, or right, or wrong, the numbers that would reveal this are missing.
     """
 
     name: str
@@ -115,6 +126,10 @@ NOT_MEASURED = GapResult(
 )
 
 
+TOO_FEW = "too few records in a cell"
+"""Where a gap lies that is not shown, because it would reveal a small cell."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """One number estimated from a noisy table that was released, with its confidence interval; NaN if it is
@@ -141,12 +156,14 @@ class WithoutPrivacy:
 class EvaluationWords(TypedDict):
     """The words with which all pages describe measured numbers.
 
-    ``noun``: "records" or "persons", the units that numbers count. ``intervals``: the kind of confidence intervals.
+    ``noun``: "test record" or "test person", the units that numbers count. ``cell_noun``: the units of which a cell
+    needs ``least_cell``. ``intervals``: the kind of confidence intervals.
     ``covered``: whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; meaningless if
     some records were evaluated.
     """
 
     noun: str
+    cell_noun: str
     intervals: str
     covered: str
     why_unknown: str
@@ -168,9 +185,11 @@ class Evaluation:
     than chance: a model may reach equal errors by being equally bad for all. ``perfect_gap`` is the demographic-parity
     gap of the true labels, and so of a model that is always right.
 
-    Only records in cells of at least ``least_cell`` records or persons count: smaller groups are in no number, and a
+    Only records in groups of at least ``least_cell`` records or persons count: smaller groups are in no number, and a
     number that would reveal a smaller cell is None or NaN; with more than two classes ``perfect_gap`` is then rounded
-    down to tenths.
+    down to tenths. With ``hides_predictions`` False this does not hold for numbers of predictions. ``num_left_out``
+    test records are in no number. If the data set names persons, ``num_persons`` is the number of persons of the
+    evaluated records (else None), and ``num_persons_left_out`` that of the records left out.
 
     ``metrics`` says whether a guarantee covers the numbers. Private ones are estimates from a table whose counts each
     have noise of standard deviation ``noise_stddev``, in records; ``estimates`` are numbers with intervals that no
@@ -191,6 +210,10 @@ class Evaluation:
     rates_GC: tuple[tuple[float, ...], ...]
     confusion_GYC: tuple[tuple[tuple[float, ...], ...] | None, ...]
     least_cell: int = 1
+    hides_predictions: bool = True
+    num_left_out: int = 0
+    num_persons: int | None = None
+    num_persons_left_out: int = 0
     perfect_gap: float = math.nan
     majority_class: str | None = None
     majority_accuracy: float = math.nan
@@ -217,11 +240,13 @@ class Evaluation:
                 f"sampling of test records; what does not stand out from the noise is undefined.{people}"
             ),
         }
+        cell_noun = "test record" if self.num_persons is None and not self.per_person else "test person"
         return {
             "noun": "test person" if self.per_person else "test record",
+            "cell_noun": cell_noun,
             "intervals": "intervals" if self.metrics == "private" else "bootstrap intervals",
             "covered": covered[self.metrics],
-            "why_unknown": "no group has enough test records" if self.not_measured else "there were no test records",
+            "why_unknown": f"no group has enough {cell_noun}s" if self.not_measured else "there were no test records",
         }
 
     @property
@@ -285,6 +310,45 @@ class Evaluation:
             if group.num_answered is None or (self.num_answered and not group.num_answered)
         )
 
+    @property
+    def not_shown(self) -> tuple[str, ...]:
+        """The numbers that are missing because they would reveal small cells of the measured groups, in words."""
+        known = [
+            (group, table, predicted)
+            for group, table, predicted in zip(self.groups, self.confusion_GYC, self.rates_GC, strict=True)
+            if group.num_answered
+        ]
+        accuracies = [group.name for group, *_ in known if math.isnan(group.accuracy)]
+        refusals = [group.name for group, *_ in known if group.num_records is None]
+        hidden = {
+            "confusion tables and gaps given a true label": any(table is None for _, table, _ in known),
+            "rates of predictions and their gaps": any(math.isnan(rate) for *_, rates in known for rate in rates),
+            f"accuracy of {', '.join(accuracies)}": bool(accuracies),
+            "accuracy of all": bool(known) and math.isnan(self.accuracy),
+            "error rates": bool(known) and any(math.isnan(self.gaps[name].value) for name in _RATES & self.gaps.keys()),
+            f"how many of {', '.join(refusals)} are refused": bool(refusals),
+        }
+        return tuple(words for words, is_hidden in hidden.items() if is_hidden and self.metrics != "private")
+
+    @property
+    def smallest_count(self) -> int | None:
+        """The smallest number of records above 0 that a group has in any cell that follows from the numbers shown: by
+        true label, prediction, both, right or wrong, or refused; None if no group is measured.
+
+        A cell by prediction follows from a rate and the group's size, so it is as good as shown.
+        """
+        counts = []
+        for group, table, predicted in zip(self.groups, self.confusion_GYC, self.rates_GC, strict=True):
+            size = group.num_answered
+            if not size:
+                continue
+            counts += [size, *(rate * size for rate in predicted), size * group.accuracy, size * (1 - group.accuracy)]
+            counts.append(math.nan if group.num_records is None else group.num_records - size)
+            if table is not None:
+                counts += [*np.ravel(table), *np.sum(table, axis=1)]
+        above = [count for count in counts if count > 1e-6]
+        return round(min(above)) if above else None
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields of the evaluation, and its property ``not_measured``, as plain JSON values; undefined
         numbers are null."""
@@ -309,6 +373,7 @@ def evaluate(
     persons_N: npt.ArrayLike | None = None,
     least_cell: int = 1,
     apart_N: npt.ArrayLike | None = None,
+    hides_predictions: bool = True,
     num_replicates: int = 1000,
     level: float = 0.95,
 ) -> Evaluation:
@@ -320,7 +385,8 @@ def evaluate(
     gate) that decided which records are answered. It decides anew in every replicate, and fewer replicates are drawn.
     With ``persons_N``, the person of each record, whole persons are resampled. Numbers from fewer than ``least_cell``
     records, or persons, are left out; ``apart_N`` marks records that another published evaluation of the same records
-    leaves out. ValueError for lengths or values that do not fit.
+    leaves out. With ``hides_predictions`` False, numbers of predictions may be small: only groups, and their records
+    with a true label, need ``least_cell``. ValueError for lengths or values that do not fit.
     """
     groups, labels = np.asarray(groups_N), np.asarray(labels_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
@@ -333,15 +399,31 @@ def evaluate(
     shown = shown_records(
         groups, labels, answered, least=least_cell, num_groups=len(group_names), persons_N=persons_N, apart_N=apart
     )
+    units_N = np.arange(len(groups)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
+    refused_N, with_refusals = ~answered, shown
+    if apart is not None:
+        refused_N = apart
+        with_refusals = shown_records(
+            groups, labels, answered & ~apart, least=least_cell, num_groups=len(group_names), persons_N=persons_N
+        )
+    refused_N = refused_N & with_refusals.kept_N
+    refused_G = _few_refused(groups, refused_N, with_refusals, units_N, least_cell if hides_predictions else 1)
+    if apart is not None:
+        # The evaluation with refusals hides how many these are: with the groups' sizes here it would follow.
+        shown = replace(shown, small_G=shown.small_G | refused_G, kept_N=shown.kept_N & ~refused_G[groups])
     kept = shown.kept_N
     predicted = np.asarray(predictions)[kept]
     records = {"groups_N": groups[kept], "labels_N": labels[kept], "answered_N": answered[kept], **sizes}
     joint_GYC = rates.joint_table(predicted, **records)
+    # The difference of two evaluations is public as well.
+    parts = [answered[kept]] if apart is None else [answered[kept] & of for of in (True, apart[kept], ~apart[kept])]
+    least_predicted = least_cell if hides_predictions else 1
+    cells = _shown_cells(shown, predicted, records, units_N[kept], parts, least_predicted)
     drawn: dict[str, Any] = {"generator": generator}
     drawn_of: dict[str, FloatArray] = {}
     if rule is None:
         drawn["persons_N"] = None if persons_N is None else np.asarray(persons_N)[kept]
-        if not shown.by_label:
+        if not cells.by_label:
             drawn_of = _drawn_apart(predicted, records, drawn, num_replicates)
         joint_RGYC = rates.resampled_tables(predicted, **records, **drawn, num_replicates=num_replicates)
     else:
@@ -382,9 +464,9 @@ def evaluate(
         groups=tuple(
             GroupResult(
                 name=name,
-                num_records=int((groups[kept] == z).sum()),
+                num_records=None if refused_G[z] else int((groups[kept] == z).sum()),
                 num_answered=int((answered & kept & (groups == z)).sum()),
-                coverage=float(coverage_G[z]),
+                coverage=math.nan if refused_G[z] else float(coverage_G[z]),
                 accuracy=float(accuracy_G[z]),
             )
             for z, name in enumerate(group_names)
@@ -395,19 +477,30 @@ def evaluate(
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
         confusion_GYC=tuple(tuple(tuple(row) for row in table) for table in joint_GYC.tolist()),
         least_cell=least_cell,
+        hides_predictions=hides_predictions,
+        num_left_out=int((~kept).sum()),
+        num_persons=None if persons_N is None else len(np.unique(units_N[kept])),
+        num_persons_left_out=0 if persons_N is None else len(np.unique(units_N[~kept])),
+        **_of_labels(joint_GYC, class_names),
+    )
+    measured = _without_small_cells(
+        measured, shown, cells, [_table(predicted, records, part) for part in parts], least_predicted
     )
     measured = with_words(measured)
-    # Groups that are too small to be measured are judged by how many of their records are answered.
+    # Groups that are too small to be measured are judged by how many of their records are answered: by their size
+    # alone, as fewer than `least_cell` answers are known of them, and not how many.
     for z, name in enumerate(group_names):
-        size = int((groups == z).sum())
-        if shown.small_G[z] and size >= LEAST_RECORDS and (answered & (groups == z)).sum() < HARDLY_ANY * size:
+        size, num_answered = int((groups == z).sum()), int(answered[groups == z].sum())
+        is_known = size >= LEAST_RECORDS and max(0, least_cell - 1) < HARDLY_ANY * size
+        if shown.small_G[z] and is_known and num_answered < least_cell:
             measured = replace(measured, degenerate=(*measured.degenerate, f"answers hardly any record of {name}"))
-    published = [joint_GYC]
-    if apart is not None:
-        alone = kept & answered & apart
-        of_alone = {"labels_N": labels[alone], "groups_N": groups[alone], **sizes}
-        published.append(rates.joint_table(np.asarray(predictions)[alone], **of_alone))
-    return _without_small_cells(measured, shown, published)
+    return measured
+
+
+def _table(predictions_N: _Array, records: Mapping[str, Any], part_N: BoolArray) -> FloatArray:
+    """Return the counts (G, Y, C) of the records that ``part_N`` marks; ``records``: the arguments of
+    :func:`rates.joint_table`."""
+    return rates.joint_table(predictions_N, **{**records, "answered_N": part_N})
 
 
 def _drawn_apart(
@@ -443,24 +536,34 @@ def _drawn_apart(
     }
 
 
-def with_words(measured: Evaluation) -> Evaluation:
-    """Return ``measured`` with the fields that are computed from its tables of counts: the most common class and its
-    accuracy, the gap of the true labels (``perfect_gap``), the words ``degenerate`` and ``underserved``, and
-    ``underserved_groups``."""
-    table_GYC = np.asarray(measured.confusion_GYC)
+def _of_labels(table_GYC: FloatArray, class_names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of an evaluation that are computed from counts by true label: the most common class, its
+    accuracy, and the gap of the true labels (``perfect_gap``); no fields if there are no records."""
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
-    if label_C.sum() > 0:
-        measured = replace(
-            measured,
-            perfect_gap=rates.dp_one_vs_rest(label_GC[:, None]).value,
-            majority_class=measured.class_names[int(label_C.argmax())],
-            majority_accuracy=float(label_C.max() / label_C.sum()),
-        )
+    if not label_C.sum() > 0:
+        return {}
+    return {
+        "perfect_gap": rates.dp_one_vs_rest(label_GC[:, None]).value,
+        "majority_class": class_names[int(label_C.argmax())],
+        "majority_accuracy": float(label_C.max() / label_C.sum()),
+    }
+
+
+def with_labels(measured: Evaluation) -> Evaluation:
+    """Return ``measured``, all of whose tables of counts are shown, with all fields that are computed from them."""
+    found = _of_labels(np.asarray(measured.confusion_GYC), measured.class_names)
+    return with_words(replace(measured, **found))
+
+
+def with_words(measured: Evaluation) -> Evaluation:
+    """Return ``measured`` with the words ``degenerate`` and ``underserved``, and ``underserved_groups``. They are
+    computed from the other fields alone, and so reveal nothing that these do not show."""
     worse = {}
-    for group, table_YC in zip(measured.groups, table_GYC, strict=True):
-        if (group.num_answered or 0) < LEAST_RECORDS:
+    for group, shown_YC in zip(measured.groups, measured.confusion_GYC, strict=True):
+        if shown_YC is None or (group.num_answered or 0) < LEAST_RECORDS:
             continue
+        table_YC = np.asarray(shown_YC)
         # As in a sign test, only records count on which model and constant differ: for `lost` ones the constant is
         # right.
         common = int(table_YC.sum(axis=1).argmax())
@@ -477,23 +580,31 @@ def with_words(measured: Evaluation) -> Evaluation:
             )
     return replace(
         measured,
-        degenerate=tuple(_degenerate(measured, table_GYC)),
+        degenerate=tuple(_degenerate(measured)),
         underserved=tuple(worse.values()),
         underserved_groups=tuple(worse),
     )
 
 
-def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
+def _degenerate(measured: Evaluation) -> Iterator[str]:
     """Yield words, such as "answers no record", that say why a model's gaps are meaningless; nothing if they are
-    meaningful, or if no record was evaluated."""
+    meaningful, if no record was evaluated, or if the numbers that are shown do not decide it."""
     if not measured.num_answered:
         yield from ["answers no record"] if measured.is_measured else []
         return
-    classes, table_YC = measured.class_names, table_GYC.sum(axis=0)
+    classes = measured.class_names
     few = measured.coverage < HARDLY_ANY
     if few:
         yield f"answers {_percent(measured.coverage)} of the records"
-    nearly, share, is_only = _only_class(table_YC)
+    # Counts by prediction, and the share of the most common true label, of each group and of all; NaN if not shown.
+    size_G = np.array([group.num_answered or 0 for group in measured.groups])
+    predicted_GC = np.array(measured.rates_GC, np.float64) * size_G[:, None]
+    for z, table in enumerate(measured.confusion_GYC):
+        if table is not None:
+            predicted_GC[z] = np.sum(table, axis=0)
+        elif not size_G[z]:
+            predicted_GC[z] = 0.0
+    nearly, share, is_only = _only_class(predicted_GC.sum(axis=0), measured.majority_accuracy)
     if nearly is not None and is_only:
         answered = "" if measured.num_answered == measured.num_records else " that it answers"
         yield f"predicts {classes[nearly]!r} for every record{answered}"
@@ -507,14 +618,21 @@ def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
         if (group.num_records or 0) >= LEAST_RECORDS and group.coverage < HARDLY_ANY:
             some = f"{group.num_answered} of {group.num_records} records" if group.num_answered else "no record"
             yield f"answers {some} of {group.name}"
-    for group, counts_YC in zip(measured.groups, table_GYC, strict=True):
+    for group, predicted_C, table, common in zip(
+        measured.groups, predicted_GC, measured.confusion_GYC, measured.group_majorities, strict=True
+    ):
         if (group.num_answered or 0) < LEAST_RECORDS:
             continue
-        only, share, is_only = _only_class(counts_YC)
+        only, share, is_only = _only_class(predicted_C, common)
+        if only is None:
+            continue
+        # Records of other classes; of a group with one prediction these are the wrong ones.
+        wrong = (group.num_answered or 0) * (1 - group.accuracy) if is_only else math.nan
+        others = wrong if table is None else np.sum(table) - np.sum(table[only])
         # A model that predicts one class for a group with almost no other class is simply right. With LEAST_OTHERS
         # records of other classes, a model with the labels' own rates would do so in one case of twenty. Rounded: a
         # randomised model's records are counted by probabilities, whose sums are not quite whole.
-        if only is None or round(counts_YC.sum() - counts_YC[only].sum()) < LEAST_OTHERS:
+        if math.isnan(others) or round(others) < LEAST_OTHERS:
             continue
         if is_only:
             yield f"predicts {classes[only]!r} for every record of {group.name}"
@@ -522,18 +640,20 @@ def _degenerate(measured: Evaluation, table_GYC: FloatArray) -> Iterator[str]:
             yield f"predicts {classes[only]!r} for {_percent(share)} of the records of {group.name}"
 
 
-def _only_class(counts_YC: FloatArray) -> tuple[int | None, float, bool]:
+def _only_class(predicted_C: FloatArray, common: float) -> tuple[int | None, float, bool]:
     """Return the class that has nearly all predictions, the share of the most predicted class, and whether that class
     has all predictions.
 
-    The class is None if none has nearly all predictions, or if true labels are nearly as uneven. ``counts_YC``: counts
-    by true label and prediction.
+    The class is None if none has nearly all predictions, if true labels are nearly as uneven, or if this is not known.
+    ``predicted_C``: counts by prediction; ``common``: the share of the most common true label. Both may be NaN.
     """
-    predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
+    if np.isnan(predicted_C).any():
+        return None, math.nan, False
     share = float(predicted_C.max() / predicted_C.sum())
-    mixed = 1 - label_C.max() / label_C.sum()
     is_only = int((predicted_C > _ROUNDING).sum()) == 1
-    is_nearly = is_only or 1 - share <= min(1 - NEARLY_ALL, mixed / 2) + _ROUNDING
+    is_nearly = is_only or 1 - share <= min(1 - NEARLY_ALL, (1 - common) / 2) + _ROUNDING
+    # `min` passes over a NaN that stands second.
+    is_nearly &= is_only or not math.isnan(common)
     return int(predicted_C.argmax()) if is_nearly else None, share, is_only
 
 
@@ -633,41 +753,126 @@ def shown_records(
     )
 
 
-def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence[FloatArray]) -> Evaluation:
-    """Return ``measured`` without the numbers from which the size of a small cell could be computed; ``shown`` says
-    which these are.
+@dataclass(frozen=True, kw_only=True)
+class _ShownCells:
+    """Which counts of the shown groups have no small cell: ``by_label``, those by true label and prediction, and
+    ``by_prediction``, those by prediction. ``right_PG2``: the numbers of wrong and right records (or persons) of each
+    group, in each published part P of the records."""
+
+    by_label: bool
+    by_prediction: bool
+    right_PG2: FloatArray
+
+
+def _is_small(sizes: FloatArray, least: int) -> BoolArray:
+    # Sums of probabilities are not quite whole.
+    is_small: BoolArray = (sizes > _ROUNDING) & (sizes < least - _ROUNDING) & (least > 1)
+    return is_small
+
+
+def _unit_counts(mass_NK: FloatArray, cells_N: _Array, num_cells: int, units_N: _Array) -> FloatArray:
+    """Return how many units (records or persons) have records in each cell, for each of K outcomes (num_cells, K). A
+    record has an outcome with the probability ``mass_NK``; a unit with several records in a cell counts at most
+    once."""
+    pairs, pair_N = np.unique(cells_N * (units_N.max(initial=0) + 1) + units_N, return_inverse=True)
+    found = np.zeros((num_cells, mass_NK.shape[1]))
+    for k, mass_N in enumerate(mass_NK.T):
+        of_pair = np.minimum(np.bincount(pair_N, weights=mass_N, minlength=len(pairs)), 1.0)
+        cell = pairs // (units_N.max(initial=0) + 1)
+        found[:, k] = np.bincount(cell, weights=of_pair, minlength=num_cells)
+    return found
+
+
+def _shown_cells(
+    shown: Shown,
+    predictions_N: _Array,
+    records: Mapping[str, Any],
+    units_N: _Array,
+    parts: Sequence[BoolArray],
+    least: int,
+) -> _ShownCells:
+    """Return which counts of shown records may be published. ``records`` are the arguments of
+    :func:`rates.joint_table`, ``parts`` marks of records whose counts are public, each by itself."""
+    num_groups, num_classes = records["num_groups"], records["num_classes"]
+    groups_N, labels_N = records["groups_N"], records["labels_N"]
+    by_label, by_prediction, right = shown.by_label, True, []
+    for part_N in parts:
+        groups, labels, units = groups_N[part_N], labels_N[part_N], units_N[part_N]
+        predicted = predictions_N[part_N]
+        mass_NC = np.eye(num_classes)[predicted.astype(np.int64)] if predicted.ndim == 1 else predicted
+        right_N = np.take_along_axis(mass_NC, labels[:, None], axis=1)[:, 0]
+        right.append(_unit_counts(np.stack([1 - right_N, right_N], axis=1), groups, num_groups, units))
+        of_both = _unit_counts(mass_NC, groups * num_classes + labels, num_groups * num_classes, units)
+        by_label &= not _is_small(of_both, least).any()
+        by_prediction &= not _is_small(_unit_counts(mass_NC, groups, num_groups, units), least).any()
+    return _ShownCells(by_label=by_label, by_prediction=by_prediction, right_PG2=np.array(right))
+
+
+def _few_refused(groups_N: _Array, refused_N: BoolArray, shown: Shown, units_N: _Array, least: int) -> BoolArray:
+    """Return a mask of the groups (G,) whose number of refused records must not be shown: those with few, and never one
+    alone, whose number the total would give."""
+    num_groups, groups = len(shown.small_G), groups_N[refused_N]
+    size_G = _unit_counts(np.ones((len(groups), 1)), groups, num_groups, units_N[refused_N])[:, 0]
+    hidden_G = _is_small(size_G, least)
+    others = np.setdiff1d(np.unique(groups_N[shown.kept_N]), np.flatnonzero(hidden_G))
+    if hidden_G.sum() == 1 and len(others):
+        hidden_G[others[size_G[others].argmin()]] = True
+    return hidden_G
+
+
+def _without_small_cells(
+    measured: Evaluation, shown: Shown, cells: _ShownCells, published: Sequence[FloatArray], least_predicted: int
+) -> Evaluation:
+    """Return ``measured`` without the numbers from which the size of a small cell could be computed; ``shown`` and
+    ``cells`` say which these are.
 
     ``published``: the counts (G, Y, C) by group, true label and prediction of all published evaluations of these
-    records.
+    records, and of their difference; ``least_predicted``: the size that cells by prediction need.
     """
     least = measured.least_cell
     hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
-    tables, underserved, perfect_gap = list(measured.confusion_GYC), measured.underserved, measured.perfect_gap
+    tables, perfect_gap = list(measured.confusion_GYC), measured.perfect_gap
     groups, accuracy = list(measured.groups), measured.accuracy
     majority = (measured.majority_class, measured.majority_accuracy)
-    if not shown.by_label:
+    if not cells.by_label:
         hidden |= _GIVEN_LABEL
         tables = [None] * len(tables)
         # With two classes, the gap and the totals would reveal the counts.
         perfect_gap = math.nan if len(measured.class_names) == 2 else np.floor(10 * perfect_gap) / 10
-        underserved = tuple(
-            f"is right about {name} less often than always predicting its most common class would be"
-            for name in measured.underserved_groups
-        )
-        # The fewest and smallest groups lose their accuracy; never one alone, whose accuracy the total would give.
         size_G = published[0].sum(axis=(1, 2))
-        by_size = [z for z in size_G.argsort(kind="stable").tolist() if size_G[z] > 0]
-        unshown = by_size
-        for number in (0, *range(2, len(by_size))):
-            if not any(_labels_follow(each, by_size[:number], least, shown.totals_by_label) for each in published):
-                unshown = by_size[:number]
-                break
+        present = size_G > 0
+        few_G = _is_small(cells.right_PG2, least_predicted).any(axis=(0, 2))
+
+        def follows(unshown: list[int]) -> bool:
+            """Whether a small cell follows if the accuracies of the groups ``unshown`` are not shown."""
+            together_P2 = cells.right_PG2[:, unshown].sum(axis=1)
+            if (
+                few_G[np.setdiff1d(np.flatnonzero(present), unshown)].any()
+                or _is_small(together_P2, least_predicted).any()
+            ):
+                return True
+            return any(_labels_follow(each, unshown, least, shown.totals_by_label) for each in published)
+
+        # Groups with few errors lose their accuracy, and then the fewest and smallest others; never one alone, whose
+        # accuracy the total would give.
+        in_turn = [z for z in np.lexsort((size_G, ~few_G)).tolist() if present[z]]
+        unshown = next(
+            (in_turn[:number] for number in (0, *range(2, len(in_turn))) if not follows(in_turn[:number])), in_turn
+        )
         hidden |= {"accuracy_parity"} if unshown else set()
         groups = [replace(group, accuracy=math.nan) if z in unshown else group for z, group in enumerate(groups)]
         with_totals = shown.totals_by_label and not any(_labels_follow_from_totals(each, least) for each in published)
         if not with_totals:
-            hidden |= _RATES
             majority = (None, math.nan)
+        # Error rates show the predictions of all groups together, and nearly all that is known of a single one.
+        if not with_totals or not cells.by_prediction or (len(in_turn) == 1 and least_predicted > 1):
+            hidden |= _RATES
+        if any(_few_errors(each, least_predicted) for each in published):
+            hidden |= _RATES
+            # Of two classes the errors follow from accuracy, predictions and the number of a class.
+            majority = (None, math.nan) if len(measured.class_names) == 2 else majority
+        if len(in_turn) == 1 and few_G.any():
+            accuracy = math.nan
         for table_GYC in published:
             # The accuracy of all reveals labels where errors, right predictions or the records of a class are few.
             size, right = table_GYC.sum(), np.trace(table_GYC, axis1=1, axis2=2).sum()
@@ -675,10 +880,13 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
             if size > 0 and 2 * min(right, size - right, other) < least:
                 hidden |= _RATES
                 accuracy = math.nan
+    if not cells.by_prediction:
+        hidden |= set(GAPS) - _RATES - _GIVEN_LABEL - {"accuracy_parity"}
     for z in np.flatnonzero(shown.small_G):
         tables[z] = None
         groups[z] = GroupResult(name=groups[z].name)
-    too_few = replace(NOT_MEASURED, where="too few records in a cell")
+    too_few = replace(NOT_MEASURED, where=TOO_FEW)
+    unknown_GC = tuple((math.nan,) * len(row) for row in measured.rates_GC)
     return replace(
         measured,
         accuracy=accuracy,
@@ -687,12 +895,33 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
         gaps={
             name: replace(too_few, level=gap.level) if name in hidden else gap for name, gap in measured.gaps.items()
         },
-        ermi_given_label=measured.ermi_given_label if shown.by_label else math.nan,
+        ermi=measured.ermi if cells.by_prediction else math.nan,
+        ermi_given_label=measured.ermi_given_label if cells.by_label else math.nan,
+        rates_GC=measured.rates_GC if cells.by_prediction else unknown_GC,
         confusion_GYC=tuple(tables),
         majority_class=majority[0],
         majority_accuracy=majority[1],
-        underserved=underserved,
     )
+
+
+def _few_errors(joint_GYC: FloatArray, least: int) -> bool:
+    """Return True if the error rates and the most common class of all groups together show that a class is found,
+    missed or mistaken for fewer than a quarter of ``least`` records: a group's cell would have hardly more sizes that
+    are possible."""
+    table_YC = joint_GYC.sum(axis=0)
+    label_C, predicted_C, right_C = table_YC.sum(axis=1), table_YC.sum(axis=0), np.diagonal(table_YC)
+    # Of each rate the largest one alone is shown.
+    shown = {int(label_C.argmax())}
+    for name in _RATES:
+        events = GAPS[name].events(joint_GYC)
+        rate_E = rates.divide(events.hits_EG[:, 0], events.sizes_EG[:, 0])
+        if not np.isnan(rate_E).all():
+            label = events.cells[int(np.nanargmax(rate_E))].label
+            shown |= set() if label is None else {label}
+    of = sorted(shown)
+    missed_C, mistaken_C = label_C - right_C, predicted_C - right_C
+    counts = np.stack([right_C, missed_C, mistaken_C, label_C.sum() - label_C - mistaken_C])[:, of]
+    return bool(((counts > _ROUNDING) & (4 * counts < least)).any())
 
 
 def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
@@ -777,7 +1006,8 @@ class OrderResult:
     """The results of a reject option (IDP3) for one order of the records. Its gaps are the demographic-parity gaps
     ``dp_one_vs_rest`` over the records answered so far.
 
-    ``final_gap`` is the gap after the last answer; it is NaN if a group has answers, but too few to be shown.
+    ``final_gap`` is the gap after the last answer; it is NaN if a group has answers, or a prediction, but too few to be
+    shown. So is ``coverage_G`` if too few of a group are answered or refused, and ``accuracy`` for almost no error.
     ``max_gap_from`` is the number of answers after which every group with records has got at least ``rule.min_count``
     answers, and enough answers to be shown. ``max_gap`` is the largest gap from there on. Both are undefined (None and
     NaN) if a group never gets that number of answers, or if there is only one group.
@@ -849,16 +1079,20 @@ def reject_option_spread(
     generator: np.random.Generator,
     num_orders: int = 10,
     kept_N: npt.ArrayLike | None = None,
+    persons_N: npt.ArrayLike | None = None,
     least_cell: int = 1,
 ) -> RejectOptionSpread:
     """Pass the predicted ``labels_N`` through a fresh demographic-parity gate in each of ``num_orders`` random orders;
     return the results of each order and their spread.
 
     ``true_labels_N`` are used only for accuracy. All records pass the gate, but only those in ``kept_N`` are measured.
-    IndexError for a label or group that the gate does not know.
+    As in an evaluation, numbers are left out that would reveal fewer than ``least_cell`` records (or persons) of a
+    group that are answered, refused or predicted a class; ``max_gap`` is over changing parts of the answers, and only
+    needs that many answers of every group. IndexError for a label or group that the gate does not know.
     """
     labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
     kept = np.ones(len(labels), np.bool_) if kept_N is None else np.asarray(kept_N, np.bool_)
+    units_N = np.arange(len(labels)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     sizes = {"num_groups": num_groups, "num_classes": num_classes}
     needed, orders = max(rule.min_count, least_cell, 1), []
     for order in [generator.permutation(len(labels)) for _ in range(num_orders)]:
@@ -873,13 +1107,21 @@ def reject_option_spread(
         present = np.unique(groups_K)
         warm_A = (size_AG[:, present] >= needed).all(axis=-1)
         start = int(warm_A.argmax()) if len(present) > 1 and warm_A.any() else None
-        # The gap would reveal the answers of a group that has fewer.
-        is_known = not ((size_AG[-1] > 0) & (size_AG[-1] < least_cell)).any()
         coverage, coverage_G = rates.coverages(groups_K, answered, num_groups=num_groups)
         right_K = labels_K == truth[of_kept]
+        units_K, outcomes_K = units_N[of_kept], np.where(answered, labels_K, num_classes)
+        counts_GJ = _unit_counts(np.eye(num_classes + 1)[outcomes_K], groups_K, num_groups, units_K)
+        answers_G = _unit_counts(np.eye(2)[answered.astype(np.int64)], groups_K, num_groups, units_K)
+        # The gap would reveal small numbers of predictions, and a coverage those of answers or refusals.
+        is_known = not _is_small(np.concatenate([counts_GJ[:, :-1], answers_G[:, 1:]], axis=1), least_cell).any()
+        if _is_small(answers_G, least_cell).any():
+            # Of all groups: with one missing, the total would give it.
+            coverage_G = np.full_like(coverage_G, math.nan)
+        wrong = int((~right_K[answered]).sum())
+        hides_accuracy = min(wrong, int(answered.sum()) - wrong) * 2 in range(1, least_cell)
         orders.append(
             OrderResult(
-                accuracy=float(rates.divide(right_K[answered].sum(), answered.sum())),
+                accuracy=math.nan if hides_accuracy else float(rates.divide(right_K[answered].sum(), answered.sum())),
                 coverage=coverage,
                 coverage_G=tuple(coverage_G.tolist()),
                 final_gap=float(gap_A[-1]) if is_known else math.nan,

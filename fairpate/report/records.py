@@ -30,6 +30,7 @@ from fairpate.pages import counted, decimal, delta_text, epsilon_text, interval,
 from fairpate.report.metrics import (
     GAPS,
     LEAST_ANSWERED,
+    TOO_FEW,
     Evaluation,
     GapResult,
     RejectOptionSpread,
@@ -345,7 +346,7 @@ class MeasuredClaims:
             return tuple(Figure(name=name, value="unknown", word="Unknown", mood="none", details=why) for name in names)
 
         gap, missing = measured.judged, listed(measured.not_measured)
-        unknown = f"Too few answered test records of {missing}." if missing else ""
+        unknown = f"Too few answered {measured.words['cell_noun']}s of {missing}." if missing else ""
         left_out = f"{upper(undefined_words(gap))}." if gap.left_out else ""
         word, is_parity = upper(self.fairness_words), notion.name == rates.DEFAULT
         if fair == "degenerate":
@@ -353,7 +354,11 @@ class MeasuredClaims:
             details = [f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then."]
         elif fair == "unknown":
             word = "Undefined"
-            details = [left_out or "No two groups can be compared.", unknown]
+            few = (
+                f"Fewer than {measured.least_cell} {measured.words['cell_noun']}s of a group are in a cell of this gap."
+            )
+            is_hidden = measured.not_shown and gap.where == TOO_FEW
+            details = [few if is_hidden else left_out or "No two groups can be compared.", unknown]
         else:
             side = "above" if fair == "not fair" else "on both sides of" if gap.high > limit else "at or below"
             empty = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
@@ -396,6 +401,7 @@ class MeasuredClaims:
                 mood="bad" if worthless else "none",
                 details=(
                     f"On {_number(measured, measured.num_answered, 'answered ')}.",
+                    *filter(None, (left_out_words(measured),)),
                     *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
                     f"{upper(majority_words(measured))}.",
                     *(f"The model {words}." for words in measured.underserved),
@@ -409,7 +415,7 @@ class MeasuredClaims:
             value=percent(measured.coverage),
             word="Answers everything" if measured.coverage == 1 else some,
             mood="none" if measured.num_answered else "bad",
-            details=(f"Of {_number(measured, measured.num_records)}.",),
+            details=(f"Of {_number(measured, measured.num_records, total=True)}.",),
         )
         return fairness, accuracy, coverage
 
@@ -422,12 +428,13 @@ class MeasuredClaims:
             return [("accuracy", f"unknown: {measured.words['why_unknown']}")]
         gap = measured.measured(rates.DEFAULT)
         missing, hidden = listed(measured.not_measured), small_cell_words(measured)
-        rows = [("accuracy", f"{percent(measured.accuracy)} of {_number(measured, measured.num_answered)}")]
+        accuracy = "not shown" if math.isnan(measured.accuracy) and measured.not_shown else percent(measured.accuracy)
+        rows = [("accuracy", f"{accuracy} of {_number(measured, measured.num_answered)}")]
         if measured.majority_class is not None:
             rows.append(("to compare", majority_words(measured)))
         rows += [("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)]
         if missing:
-            rows.append(("warning", f"gaps leave out {missing}: too few answered test records"))
+            rows.append(("warning", f"gaps leave out {missing}: too few answered {measured.words['cell_noun']}s"))
         rows += [
             ("coverage", percent(measured.coverage)),
             ("demographic disparity", f"{decimal(gap.value)}, interval {interval_words(gap)}"),
@@ -441,7 +448,9 @@ class MeasuredClaims:
             ]
             rows.append((name, ", ".join(found)))
         rows += [("called fair", f"{fair_words(measured.fair_at)}, with its whole interval: {self.fairness_words}")]
-        rows += [("not shown", hidden)] if hidden else []
+        rows += [
+            (name, words) for name, words in (("left out", left_out_words(measured)), ("not shown", hidden)) if words
+        ]
         rows += [("metrics", measured.words["covered"])]
         if self.without_privacy is not None:
             rows.append(("without privacy", f"{_learned_without_privacy(self.without_privacy)}; operator only"))
@@ -528,10 +537,37 @@ def fair_words(rule: FairRule) -> str:
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
 
 
-def _number(measured: Evaluation, number: int, which: str = "") -> str:
+def _number(measured: Evaluation, number: int, which: str = "", *, total: bool = False) -> str:
     """Return words for a number of test records or persons, such as "about 300 test records", with ``which`` before the
-    noun. "about" is added if metrics are private, because numbers are then estimates."""
-    return f"{'about ' if measured.metrics == 'private' else ''}{counted(number, which + measured.words['noun'])}"
+    noun. "about" is added if metrics are private, because numbers are then estimates.
+
+    Where records count and the data set names persons, both numbers are stated. ``total``: with the number of all test
+    records, if some are in no number.
+    """
+    about, noun = "about " if measured.metrics == "private" else "", which + measured.words["noun"]
+    if total and measured.num_left_out:
+        of = f"{pages.count(number)} of {counted(measured.num_records + measured.num_left_out, noun)}"
+    else:
+        of = counted(number, noun)
+    # The persons of answered records alone are not counted.
+    has_persons = measured.num_persons is not None and not measured.per_person and number == measured.num_records
+    persons = f" ({counted(measured.num_persons or 0, 'person')})" if has_persons else ""
+    return f"{about}{of}{persons}"
+
+
+def left_out_words(measured: Evaluation) -> str:
+    """Return sentences on the test records that are in no number: how many, whose, why, and what shows them; empty if
+    there are none."""
+    if not measured.num_left_out:
+        return ""
+    left, total = measured.num_left_out, measured.num_left_out + measured.num_records
+    persons = f" ({counted(measured.num_persons_left_out, 'person')})" if measured.num_persons is not None else ""
+    groups, noun = listed(measured.not_measured), f"{measured.words['cell_noun']}s"
+    return (
+        f"{pages.count(left)} of {counted(total, 'test record')}{persons} are in no number: those of {groups}, of whom "
+        f"fewer than {measured.least_cell} {noun} are known or answered, and others without whom their number would "
+        f"follow. More {noun} of {groups}, or a smaller evaluation.least_cell, show them."
+    )
 
 
 def listed(names: Sequence[str]) -> str:
@@ -583,14 +619,45 @@ def majority_words(measured: Evaluation) -> str:
 
 
 def small_cell_words(measured: Evaluation) -> str:
-    """Return a sentence on the numbers that are hidden because they rest on too few test records; empty if none is."""
-    if None not in measured.confusion_GYC:
+    """Return sentences on the numbers that are hidden because they rest on too few test records or persons, and on the
+    cells that are meant; empty if nothing is hidden."""
+    hidden, noun = measured.not_shown, f"{measured.words['cell_noun']}s"
+    if not hidden and None not in measured.confusion_GYC:
         return ""
-    counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
-    return (
-        f"Cells of fewer than {measured.least_cell} test records are not shown, nor totals that would reveal them: "
-        f"counts by true label are shown {counts}."
+    if not measured.hides_predictions:
+        counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
+        return (
+            f"Groups of fewer than {measured.least_cell} {noun} are not shown, nor numbers by true label of fewer; "
+            f"counts by true label are shown {counts}. Numbers of predictions, such as the selected ones of a group "
+            "and those in a confusion table, are shown however small they are."
+        )
+    words = (
+        f"Cells of fewer than {measured.least_cell} {noun} are not shown, nor totals that would reveal them. A cell is "
+        "a group, or those of a group with one true label, one prediction, both, or a right, wrong or refused one; all "
+        "groups together are none."
     )
+    return f"{words} Missing for this reason: {'; '.join(hidden)}." if hidden else words
+
+
+def smallest_count_words(evaluations: Sequence[Evaluation]) -> str:
+    """Return sentences on the smallest cell that published numbers of the same records show, as an answer for those who
+    check an output before it leaves. They are computed from the numbers, not from the setting that hides small
+    ones."""
+    measured, noun = evaluations[0], f"{evaluations[0].words['cell_noun']}s"
+    if measured.metrics == "private":
+        return "Every published count has noise."
+    counts = [each.smallest_count for each in evaluations if each.smallest_count is not None]
+    if not counts:
+        return "No count of a group is shown."
+    shown = (
+        "The smallest count of test records of a group that is shown, or follows from a rate and the group’s size, is "
+        f"{pages.count(min(counts))} (by true label, by prediction, by both, right or wrong, refused)."
+    )
+    if min(counts) < measured.least_cell:
+        return f"{shown} Cells of fewer than {measured.least_cell} {noun} are shown."
+    if measured.least_cell == 1:
+        return f"{shown} No small cell is hidden: evaluation.least_cell is 1."
+    return " ".join(filter(None, (shown, small_cell_words(measured), left_out_words(measured))))
 
 
 def _learned_without_privacy(found: WithoutPrivacy) -> str:

@@ -244,6 +244,8 @@ def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]
     for name, found in evaluations.items():
         predicted = sum(any(rates[k] > 0 for rates in found.rates_GC) for k in range(len(found.class_names)))
         words = f"{count(predicted)} of {count(len(found.class_names))} classes are predicted for some record."
+        if all(math.isnan(rate) for rates in found.rates_GC for rate in rates):
+            words = "Which classes are predicted is not shown: some class is predicted for too few of a group."
         # Before the number of classes, as they explain why it is small.
         cautions = (*found.degenerate, *found.underserved)
         words = f"The {model} {'; it '.join(cautions)}. {words}" if cautions else words
@@ -255,6 +257,7 @@ def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]
         "answered": answered_words,
         "baseline": records.majority_words,
         "small_cells": records.small_cell_words,
+        "left_out": records.left_out_words,
         "prediction_words": predictions,
     }
 
@@ -514,9 +517,10 @@ class Card:
 
         ``description``: input, output, method and groups of the model. ``publishable``: the items that may be published
         with the model, and ``not_publishable``: those that must stay with the operator. ``limits``: cautions for
-        reading the numbers.
+        reading the numbers. ``small_cells``: the smallest count of a group that the numbers show.
         """
         privacy, measured = self.privacy, self.evaluation
+        unrefused = None if self.refusals is None else self.refusals.unrefused
         # Of many classes the first ones and the last are named.
         model, data, (*others, last) = self.model, self.data, self.model.classes
         shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
@@ -558,8 +562,11 @@ class Card:
             *privacy.limits,
             *(f"Degenerate: on the test records the model {words}." for words in measured.degenerate),
             *(f"On the test records the model {words}." for words in measured.underserved),
-            *(f"Gaps leave out {name}: too few answered test records." for name in measured.not_measured),
-            *filter(None, (records.small_cell_words(measured),)),
+            *(
+                f"Gaps leave out {name}: too few answered {measured.words['cell_noun']}s."
+                for name in measured.not_measured
+            ),
+            *filter(None, (records.left_out_words(measured), records.small_cell_words(measured))),
             *([alone] if privacy.protects else []),
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
             if measured.is_measured
@@ -582,6 +589,7 @@ class Card:
             "publishable": publishable if privacy.protects else nothing,
             "not_publishable": not_publishable,
             "limits": limits,
+            "small_cells": records.smallest_count_words([measured, *filter(None, (unrefused,))]),
         }
 
     @property

@@ -453,6 +453,8 @@ def assess_predictions(
                 group_names=group_names,
                 persons_N=None if persons_N is None else persons_N[kept_N],
                 least_cell=least_cell,
+                # How many are selected is the subject of the report.
+                hides_predictions=False,
                 generator=np.random.default_rng(seed),
             )
             measured = replace(measured, fair_at=rule)

@@ -64,7 +64,7 @@ from fairpate.run import context
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
-from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
+from fairpate.run.publication import card_of, card_values, read_evaluation, require_current_metrics, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import (
     GateRule,
@@ -216,6 +216,8 @@ def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     """Write the model card of ``run``, unless both of its files (HTML and JSON) exist and match ``statement`` and the
     run's student. The new card repeats the intended use that an earlier card states."""
     use: Mapping[str, Any] = {}
+    if run.metrics.is_file():
+        require_current_metrics(run)
     if run.card.is_file():
         card = read_json(run.card)
         use = card.get("use", {})
@@ -224,6 +226,9 @@ def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
         # Through JSON, which made lists of the tuples on the stored card.
         is_current = json.loads(json.dumps(claimed)) == card.get("privacy")
         is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
+        # The metrics too: a run may be measured again, with another least size of a cell.
+        measured = json.loads(json.dumps(read_evaluation(run).to_json())) if run.metrics.is_file() else None
+        is_current = is_current and card.get("evaluation") == measured
         if is_current and run.card_page.is_file():
             return
     intended, out_of_scope, contact = (use.get(name) for name in ("intended", "out_of_scope", "contact"))

@@ -188,6 +188,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         num_classes=dataset.num_classes,
         generator=np.random.default_rng(stream_seed(seed, Stream.ORDERS)),
         kept_N=kept,
+        persons_N=persons,
         least_cell=least_cell,
     )
     # The accuracy in other orders would reveal the one that is left out.
@@ -419,7 +420,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         per_person=event.unit == "person",
         estimates=(*estimates, *calibration),
     )
-    return metrics.with_words(measured) if total else measured
+    return metrics.with_labels(measured) if total else measured
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -141,10 +142,11 @@ def test_a_model_without_false_negatives_shows_no_accuracy_by_group() -> None:
 
 
 def test_a_model_of_few_errors_shows_no_accuracy_where_a_class_is_small() -> None:
-    """A model that is always right predicts each group's labels."""
+    """A model that is always right predicts each group's labels: so it predicts class 1 for four women."""
     found = evaluation([[[80, 0], [0, 4]], [[70, 0], [0, 90]]])
     assert np.isnan([found.accuracy, found.majority_accuracy, found.gaps["false_negative_rate"].value]).all()
-    assert found.disparity == pytest.approx(90 / 160 - 4 / 84)
+    assert np.isnan(found.disparity)
+    assert np.isnan(found.rates_GC).all()
 
 
 @pytest.mark.parametrize("errors", [0, 30])
@@ -170,7 +172,7 @@ def test_no_order_shows_an_accuracy_that_the_headline_hides(errors: int) -> None
 
 
 def test_a_small_class_of_one_group_hides_the_class_counts_of_all() -> None:
-    found = evaluation([[[80, 20], [20, 80]], [[190, 6], [1, 3]]])
+    found = evaluation([[[80, 20], [20, 80]], [[180, 16], [1, 3]]])
     assert found.not_measured == ()
     assert found.confusion_GYC == (None, None)
     for name in ("eo_lowy", "eo_full", "equal_opportunity"):
@@ -178,19 +180,19 @@ def test_a_small_class_of_one_group_hides_the_class_counts_of_all() -> None:
         assert found.gaps[name].min_cell_size == 0
     assert found.to_json()["ermi_given_label"] is None
     assert found.fairness["equalized_odds"] == dict.fromkeys(("value", "low", "high", "fair_from"))
-    assert found.disparity == pytest.approx(0.5 - 9 / 200)
+    assert found.disparity == pytest.approx(0.5 - 19 / 200)
     assert (found.majority_class, found.majority_accuracy) == ("class 0", pytest.approx(296 / 400))
 
 
 def test_the_gap_of_a_model_that_is_always_right_is_that_of_the_labels() -> None:
     """Class 1 has 20 of 100 women and 60 of 100 men; of two classes a small cell would follow, of three hardly."""
-    found = evaluation([[[60, 20], [5, 15]], [[20, 20], [10, 50]]])
+    found = evaluation([[[60, 20], [10, 10]], [[20, 20], [10, 50]]])
     assert found.perfect_gap == pytest.approx(0.4)
     gap = stated(found).figures[1].details
     assert any("always right would have a gap of 0.400 here" in words for words in gap)
     assert np.isnan(evaluation([[[80, 10], [5, 4]], [[20, 20], [10, 50]]]).perfect_gap)
     three = np.zeros((2, 3, 3))
-    three[:, range(3), range(3)] = [[91, 5, 4], [44, 40, 16]]
+    three[:, range(3), range(3)] = [[180, 12, 12], [44, 40, 26]]
     three[:, 0, 1] = 1
     assert evaluation(three.astype(int)).perfect_gap == pytest.approx(0.4)
     assert any("gap of 0.4 or more here" in words for words in stated(evaluation(three.astype(int))).figures[1].details)
@@ -213,6 +215,46 @@ def test_the_records_that_one_of_two_evaluations_leaves_out_are_a_cell_too() -> 
     labels, apart = np.arange(80) % 2, np.arange(80) < 3
     shown = shown_records(groups, labels, answered, least=10, num_groups=2, apart_N=apart)
     assert shown.small_G.tolist() == [True, False]
+
+
+def test_a_class_that_is_predicted_for_few_of_a_group_hides_what_is_predicted() -> None:
+    """Class 1 is predicted for 9 of 200 men: with two groups and their sizes one rate, or a gap, would tell."""
+    found = evaluation([[[80, 20], [20, 80]], [[180, 6], [11, 3]]])
+    assert np.isnan(found.rates_GC).all()
+    assert np.isnan(found.disparity)
+    assert np.isnan([found.measured(name).value for name in ("demographic_parity", "impact_ratio")]).all()
+    assert found.to_json()["ermi"] is None
+    assert found.accuracy == pytest.approx(343 / 400)
+    assert stated(found).fairness == "unknown"
+    assert evaluation([[[80, 20], [20, 80]], [[176, 10], [11, 13]]]).disparity == pytest.approx(0.5 - 23 / 210)
+
+
+def test_three_false_alarms_show_no_confusion_table_and_no_gap_given_a_label() -> None:
+    """Every group, label and prediction has ten records; women of class 0 that are predicted class 1 are three."""
+    found = evaluation([[[97, 3], [20, 80]], [[70, 30], [20, 80]]])
+    assert found.confusion_GYC == (None, None)
+    assert np.isnan([found.gaps[name].value for name in BY_BOTH]).all()
+    assert np.isnan(found.group_majorities).all()
+    assert found.disparity == pytest.approx(110 / 200 - 83 / 200)
+    assert [group.accuracy for group in found.groups] == [pytest.approx(177 / 200), pytest.approx(150 / 200)]
+
+
+def test_which_groups_are_served_worse_than_by_a_constant_follows_from_what_is_shown() -> None:
+    """In one group one record more of each cell of a true label, in the other one less: predictions and the numbers of
+    right ones stay, and so does every number that is published if a cell is small."""
+    random, pairs = np.random.default_rng(5), 0
+    step = np.array([[[-1, -1], [1, 1]], [[1, 1], [-1, -1]]])
+    for _ in range(300):
+        # Women are served badly, and few of them are of class 1.
+        women = [[random.integers(5, 40), random.integers(10, 40)], random.integers(1, 6, size=2)]
+        table = np.array([women, random.integers(10, 60, size=(2, 2))])
+        one, other = (evaluation(each, num_replicates=2).to_json() for each in (table, table + step))
+        words = ("underserved", "underserved_groups", "degenerate")
+        numbers = [{name: each[name] for name in each if name not in words} for each in (one, other)]
+        if one["confusion_GYC"] == [None, None] and numbers[0] == numbers[1]:
+            pairs += 1
+            assert [one[name] for name in words] == [other[name] for name in words]
+    assert pairs >= 100
 
 
 def tables() -> list[Any]:
@@ -249,52 +291,88 @@ def tables() -> list[Any]:
 )
 def test_no_small_cell_follows_from_what_is_published(table: Any) -> None:
     plain = json.loads(json.dumps(evaluation(table, num_replicates=2).to_json()))
-    small = [(z, None) for z in range(len(table)) if 0 < table[z].sum() < LEAST]
-    small += [(z, y) for z in range(len(table)) for y in range(table.shape[1]) if 0 < table[z, y].sum() < LEAST]
-    for z, y in small:
-        possible = attacked(plain, table.shape, num_test=int(table.sum()), z=z, y=y)
+    attack = Attack(plain, table.shape, num_test=int(table.sum()))
+    for name, cell in attack.cells().items():
+        if not 0 < table[cell].sum() < LEAST:
+            continue
+        possible = attack.sizes(cell)
         assert possible, "an attack that the truth does not fit"
         # All classes of a small group may be one record.
-        assert len(possible) >= (2 if y is not None and table[z].sum() < LEAST else FEWEST), (z, y, possible)
+        of_small = table[name[0]].sum() < LEAST and len(name) > 1
+        assert len(possible) >= (2 if of_small else FEWEST), (name, possible)
 
 
-def attacked(plain: Any, shape: tuple[int, ...], *, num_test: int, z: int, y: int | None) -> list[int]:
-    """The first sizes that the cell may have: published counts come before those that are left out."""
-    published, left_out = np.indices((2, *shape))[0] == 0, np.indices((2, *shape))[0] == 1
-    _, group, true, predicted = np.indices((2, *shape))
-    rows, lows, highs = [], [], []
+class Attack:
+    """What is known of the counts by group, true label and prediction, published ones and those that are left out."""
 
-    def known(of: Any, value: float | None, high: float | None = None) -> None:
+    def __init__(self, plain: Any, shape: tuple[int, ...], *, num_test: int) -> None:
+        self.shape, self.rows, self.lows, self.highs = shape, list[Any](), list[float](), list[float]()
+        published, left_out = np.indices((2, *shape))[0] == 0, np.indices((2, *shape))[0] == 1
+        _, group, true, predicted = np.indices((2, *shape))
+        known = self.known
+        known(published | left_out, num_test)
+        known(published, plain["num_records"])
+        known(left_out, plain["num_left_out"])
+        known(published & (true == predicted), times(plain["accuracy"], plain["num_records"]))
+        for each, of in enumerate(plain["groups"]):
+            here, size = published & (group == each), of["num_records"] or 0
+            known(here, size)
+            if of["num_records"] is None and plain["num_records"]:
+                known(left_out & (group == each), 1, LEAST - 1)
+            known(here & (true == predicted), times(of["accuracy"], size))
+            for k, rate in enumerate(plain["rates_GC"][each]):
+                known(here & (predicted == k), times(rate, size))
+            for place, number in np.ndenumerate(plain["confusion_GYC"][each] or []):
+                known(here & (true == place[0]) & (predicted == place[1]), number)
+        if plain["majority_class"] is not None:
+            common = published & (true == plain["class_names"].index(plain["majority_class"]))
+            known(common, plain["majority_accuracy"] * plain["num_records"])
+            for y in range(shape[1]):
+                known(common.astype(float) - (published & (true == y)), 0, 10**6)
+        for name, of_error in ERRORS.items():
+            rate = plain["gaps"][name]
+            if rate["value"] is None:
+                continue
+            worst = 1 if shape[1] == 2 else int(re.findall(r"class (\d+)", rate["where"])[0])
+            among, is_error = of_error(true, predicted, worst)
+            if shape[1] == 2:
+                known(published & among, rate["min_cell_size"])
+            known((published & is_error) - rate["value"] * (published & among), 0)
+        self.rates_are_shown = any(rate is not None for rates in plain["rates_GC"] for rate in rates)
+        if not self.rates_are_shown:
+            # A gap is a quotient of whole numbers, which its digits would give.
+            assert {plain["gaps"][name]["value"] for name in BY_PREDICTION} == {plain["ermi"]} == {None}
+        if not any(plain["confusion_GYC"]):
+            assert {plain["gaps"][name]["value"] for name in BY_BOTH} == {plain["ermi_given_label"]} == {None}
+            assert plain["underserved"] == plain["underserved_groups"] == []
+
+    def known(self, of: Any, value: float | None, high: float | None = None) -> None:
         if value is not None:
-            rows.append(of.astype(float).ravel())
-            lows.append(round(value, 6))
-            highs.append(round(value if high is None else high, 6))
+            self.rows.append(of.astype(float).ravel())
+            self.lows.append(round(value, 6) - 1e-6)
+            self.highs.append(round(value if high is None else high, 6) + 1e-6)
 
-    known(published | left_out, num_test)
-    known(published, plain["num_records"])
-    known(published & (true == predicted), times(plain["accuracy"], plain["num_records"]))
-    for each, of in enumerate(plain["groups"]):
-        here, size = published & (group == each), of["num_records"] or 0
-        known(here, size)
-        if of["num_records"] is None and plain["num_records"]:
-            known(left_out & (group == each), 1, LEAST - 1)
-        known(here & (true == predicted), times(of["accuracy"], size))
-        for k, rate in enumerate(plain["rates_GC"][each]):
-            known(here & (predicted == k), times(rate, size))
-        for place, number in np.ndenumerate(plain["confusion_GYC"][each] or []):
-            known(here & (true == place[0]) & (predicted == place[1]), number)
-    if plain["majority_class"] is not None:
-        common = published & (true == plain["class_names"].index(plain["majority_class"]))
-        known(common, plain["majority_accuracy"] * plain["num_records"])
-    for name, of_error in ERRORS.items():
-        rate = plain["gaps"][name]
-        if shape[1] == 2:
-            among, is_error = of_error(true, predicted)
-            known(published & among, rate["min_cell_size"] or None)
-            known(published & is_error, times(rate["value"], rate["min_cell_size"]))
-    cell = ((group == z) & (True if y is None else true == y)).astype(float).ravel()
-    possible = (size for size in range(3 * LEAST) if has_solution([*rows, cell], [*lows, size], [*highs, size]))
-    return list(itertools.islice(possible, FEWEST))
+    def cells(self) -> dict[tuple[Any, ...], Any]:
+        """Masks of all cells: a group, and its records by true label, prediction, both, and right or wrong."""
+        group, true, predicted = np.indices(self.shape)
+        labels, found = range(self.shape[1]), dict[tuple[Any, ...], Any]()
+        for z in range(self.shape[0]):
+            here = group == z
+            found |= {(z,): here, (z, "right"): here & (true == predicted), (z, "wrong"): here & (true != predicted)}
+            found |= {(z, "true", y): here & (true == y) for y in labels}
+            found |= {(z, "predicted", k): here & (predicted == k) for k in labels}
+            found |= {(z, y, k): here & (true == y) & (predicted == k) for y in labels for k in labels}
+        return found
+
+    def sizes(self, cell: Any) -> list[int]:
+        """The first sizes that the cell may have: published counts come before those that are left out."""
+        row = np.stack([cell, cell]).astype(float).ravel()
+        possible = (
+            size
+            for size in range(3 * LEAST)
+            if has_solution([*self.rows, row], [*self.lows, size], [*self.highs, size])
+        )
+        return list(itertools.islice(possible, FEWEST))
 
 
 def times(share: float | None, size: int) -> float | None:
@@ -306,9 +384,11 @@ def has_solution(rows: list[Any], lows: list[float], highs: list[float]) -> bool
     return bool(milp(np.zeros(size), constraints=constraints, integrality=np.ones(size), bounds=Bounds(0)).success)
 
 
-ERRORS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
-    "false_negative_rate": lambda true, predicted: (true == 1, (true == 1) & (predicted == 0)),
-    "false_positive_rate": lambda true, predicted: (true == 0, (true == 0) & (predicted == 1)),
-    "false_discovery_rate": lambda true, predicted: (predicted == 1, (true == 0) & (predicted == 1)),
+ERRORS: dict[str, Callable[[Any, Any, int], tuple[Any, Any]]] = {
+    "false_negative_rate": lambda true, predicted, of: (true == of, (true == of) & (predicted != of)),
+    "false_positive_rate": lambda true, predicted, of: (true != of, (true != of) & (predicted == of)),
+    "false_discovery_rate": lambda true, predicted, of: (predicted == of, (true != of) & (predicted == of)),
 }
-"""Of two classes: what a rate is of, and what it counts."""
+"""What a rate is of, and what it counts, for the class where it is largest."""
+BY_PREDICTION = ("dp_one_vs_rest", "dp_pairwise", "dp_to_overall", "impact_ratio")
+BY_BOTH = ("eo_lowy", "eo_full", "equal_opportunity")

@@ -36,7 +36,8 @@ GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where",
 EVALUATION = {
     *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
     *("rates_GC", "confusion_GYC", "majority_class", "majority_accuracy", "degenerate"),
-    *("underserved", "underserved_groups", "not_measured", "least_cell", "perfect_gap"),
+    *("underserved", "underserved_groups", "not_measured", "least_cell", "hides_predictions", "perfect_gap"),
+    *("num_left_out", "num_persons", "num_persons_left_out"),
     *("metrics", "noise_stddev", "per_person", "estimates", "fair_at.notion", "fair_at.limit"),
     *(f"groups.{name}" for name in GROUPS),
     *(f"gaps.*.{name}" for name in GAP),
@@ -99,7 +100,17 @@ STUDENT = {
     "embedding",
 }
 CARD = {
-    *("format", "publishable", "not_publishable", "limits", "protects", "description", "verdict", "meaning"),
+    *(
+        "format",
+        "publishable",
+        "not_publishable",
+        "limits",
+        "protects",
+        "description",
+        "verdict",
+        "meaning",
+        "small_cells",
+    ),
     *(
         f"model.{name}"
         for name in ("method", "architecture", "input_shape", "classes", "groups", "sensitive_attribute")
