@@ -841,7 +841,7 @@ def _without_small_cells(
         perfect_gap = math.nan if len(measured.class_names) == 2 else np.floor(10 * perfect_gap) / 10
         size_G = published[0].sum(axis=(1, 2))
         present = size_G > 0
-        few_G = _is_small(cells.right_PG2, least_predicted).any(axis=(0, 2))
+        few_G = np.asarray(_is_small(cells.right_PG2, least_predicted).any(axis=(0, 2)))
 
         def follows(unshown: list[int]) -> bool:
             """Whether a small cell follows if the accuracies of the groups ``unshown`` are not shown."""

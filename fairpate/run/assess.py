@@ -173,8 +173,8 @@ class AssessedPredictions:
 
     ``selected`` says in words which prediction counts as being selected. ``num_unknown`` records have no known group.
     ``num_left_out`` records are not shown: their groups are too small, or the numbers of small groups could be computed
-    from theirs. ``finest_alone``: only the division by all columns together has numbers by true label, because hidden
-    numbers could be computed from those of the other divisions.
+    from theirs. ``counts_persons``: ``least_cell`` counts persons. ``finest_alone``: only the division by all columns
+    together has numbers by true label, because hidden numbers could be computed from those of the other divisions.
     """
 
     title: str
@@ -186,6 +186,7 @@ class AssessedPredictions:
     divisions: tuple[Division, ...]
     fair_at: FairRule = field(default_factory=FairRule)
     finest_alone: bool = False
+    counts_persons: bool = False
 
     @property
     def judged(self) -> tuple[Division, MeasuredClaims] | None:
@@ -212,6 +213,17 @@ class AssessedPredictions:
         return f"{verdict}, at {claims.accuracy_words}. {ratios}"
 
     @property
+    def cells(self) -> str:
+        """A sentence on the numbers that are shown although they may count few records; empty if all numbers are."""
+        if self.least_cell == 1:
+            return ""
+        return (
+            f"Groups, and a group's records with one true label, need {self.least_cell} "
+            f"{'persons' if self.counts_persons else 'records'}; how many of a shown group are selected, refused or "
+            "predicted a class is shown even if they are fewer, so check these numbers before you publish them."
+        )
+
+    @property
     def left_out(self) -> str:
         """A sentence on the records and numbers that the report leaves out, with the reason; empty if it leaves out
         nothing."""
@@ -219,7 +231,8 @@ class AssessedPredictions:
         if self.num_unknown:
             words.append(f"{counted(self.num_unknown, 'record')} without a known group")
         if self.num_left_out:
-            small = f"{counted(self.num_left_out, 'record')} of groups of fewer than {self.least_cell}"
+            noun = "persons" if self.counts_persons else "records"
+            small = f"{counted(self.num_left_out, 'record')} of groups of fewer than {self.least_cell} {noun}"
             words.append(f"{small}, or left out so that these do not follow")
         said = [f"Left out: {' and '.join(words)}."] if words else []
         if self.finest_alone:
@@ -253,7 +266,17 @@ class AssessedPredictions:
             }
             for each in self.divisions
         ]
-        names = ("title", "selected", "num_records", "num_unknown", "num_left_out", "least_cell", "line", "left_out")
+        names = (
+            "title",
+            "selected",
+            "num_records",
+            "num_unknown",
+            "num_left_out",
+            "least_cell",
+            "line",
+            "left_out",
+            "cells",
+        )
         stated = {"format": "fairpate.assessment/1", "guarantee": OUTSIDE, "divisions": divisions}
         return strict(stated | {name: getattr(self, name) for name in names})
 
@@ -276,7 +299,7 @@ class AssessedPredictions:
         )
 
     def __rich__(self) -> Group:
-        parts: list[Any] = [Text(self.line), Text(f"{OUTSIDE} {self.left_out}".strip())]
+        parts: list[Any] = [Text(self.line), Text(" ".join(filter(None, (OUTSIDE, self.left_out, self.cells))))]
         parts.append(Text(f"Selected: {self.selected}. Ratio: a group's rate over the highest group's."))
         for each in self.divisions:
             numbers = ("records", "rate", "interval", "ratio", "interval")
@@ -478,6 +501,7 @@ def assess_predictions(
         divisions=tuple(divisions),
         fair_at=rule,
         finest_alone=finest_alone,
+        counts_persons=persons_N is not None,
     )
 
 

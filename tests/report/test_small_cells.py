@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +22,8 @@ from report_pages import GUARANTEE
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from fairpate.config import EvaluationConfig
-from fairpate.report.metrics import Evaluation, evaluate, shown_records
-from fairpate.report.records import RunStatement
+from fairpate.report.metrics import Evaluation, evaluate, reject_option_spread, shown_records
+from fairpate.report.records import RunStatement, small_cell_words, smallest_count_words
 from fairpate.report.run_page import answered_words
 from fairpate.run.private_metrics import assess
 from fairpate.types import GateRule
@@ -255,6 +256,90 @@ def test_which_groups_are_served_worse_than_by_a_constant_follows_from_what_is_s
             pairs += 1
             assert [one[name] for name in words] == [other[name] for name in words]
     assert pairs >= 100
+
+
+def test_few_refusals_of_a_group_do_not_follow_from_the_evaluations_with_and_without_them() -> None:
+    """Three of 100 women and none of 90 men are refused, and 40 of 80 children."""
+    groups, labels = np.repeat([0, 1, 2], [100, 90, 80]), np.arange(270) % 2
+    answered = ~np.isin(np.arange(270), [*range(3), *range(190, 230)])
+    of: dict[str, Any] = {"class_names": ["no", "yes"], "group_names": GROUPS, "least_cell": LEAST}
+    of |= {"labels_N": labels, "groups_N": groups, "num_replicates": 2}
+    predicted = np.random.default_rng(3).integers(2, size=270)
+    refusing, unrefused = (
+        evaluate(predicted, generator=np.random.default_rng(0), **of, **changes)
+        for changes in ({"answered_N": answered}, {"apart_N": ~answered})
+    )
+    women, men, children = refusing.groups
+    for few in (women, men):
+        assert (few.num_records, np.isnan(few.coverage)) == (None, True)
+    assert (women.num_answered, children.coverage) == (97, 0.5)
+    assert "how many of women, men are refused" in small_cell_words(refusing)
+    # The sizes of women and men together are known, and not one of them.
+    assert unrefused.not_measured == ("women", "men")
+    assert unrefused.num_records == 80
+
+
+def test_few_refusals_are_in_no_order_either() -> None:
+    groups, labels = np.repeat([0, 1], [100, 100]), np.arange(200) % 2
+    spread = reject_option_spread(
+        np.where(np.arange(200) % 20 < 11, labels, 0),
+        groups,
+        true_labels_N=labels,
+        rule=GateRule(max_disparity=0.03, min_count=40),
+        num_groups=2,
+        num_classes=2,
+        generator=np.random.default_rng(0),
+        least_cell=LEAST,
+    )
+    for order in spread.orders:
+        refused = 200 * (1 - order.coverage)
+        of_group = [100 * (1 - share) for share in order.coverage_G]
+        assert np.isnan(order.coverage_G).all() or all(round(number) == 0 or number >= LEAST for number in of_group)
+        assert refused >= 0
+    assert any(np.isnan(order.coverage_G).all() for order in spread.orders)
+
+
+def test_persons_are_what_counts_in_cells_by_prediction_and_in_words() -> None:
+    """Class 1 is predicted for 30 records of men, which are of three persons, and divers' ten records are of two."""
+    groups, persons = np.repeat([0, 1, 2], [100, 100, 10]), np.r_[np.arange(100), 100 + np.arange(100) // 10]
+    persons = np.r_[persons, 200 + np.arange(10) // 5]
+    labels = np.arange(210) % 2
+    predicted = np.where(groups == 1, persons < 103, np.where(np.arange(210) % 5, labels, 1 - labels)).astype(int)
+    labels[groups == 1] = predicted[groups == 1]
+    predicted[210 - 10 :] = 0
+    of: dict[str, Any] = {"class_names": ["no", "yes"], "group_names": ["women", "men", "divers"], "least_cell": 10}
+    of |= {"labels_N": labels, "groups_N": groups, "num_replicates": 2}
+    found = evaluate(predicted, persons_N=persons, generator=np.random.default_rng(0), **of)
+    assert np.isnan(found.rates_GC).all()
+    assert np.isnan(found.disparity)
+    # Eight women and both divers: ten persons, whatever the number of divers.
+    assert (found.num_left_out, found.num_persons_left_out, found.num_persons) == (18, 10, 102)
+    said = stated(found)
+    accuracy, coverage = said.figures[2:]
+    assert "18 of 210 test records (10 persons) are in no number: those of divers" in accuracy.details[1]
+    assert "evaluation.least_cell" in accuracy.details[1]
+    assert coverage.details == ("Of 192 of 210 test records (102 persons).",)
+    assert any("Too few answered test persons of divers." in words for words in said.figures[1].details)
+    assert dict(said.rows)["left out"] == accuracy.details[1]
+    assert "Cells of fewer than 10 test persons are not shown" in small_cell_words(found)
+    plain = evaluate(predicted, generator=np.random.default_rng(0), **of)
+    assert plain.num_left_out == 0
+    assert "Cells of fewer than 10 test records" in small_cell_words(plain)
+
+
+def test_the_smallest_count_is_read_from_the_numbers_and_not_from_the_setting() -> None:
+    """Three false alarms of 100 women; without them the smallest cell is of 20."""
+    table = [[[97, 3], [20, 80]], [[70, 30], [20, 80]]]
+    assert evaluation(table, least=1).smallest_count == 3
+    assert "is 3 (" in smallest_count_words([evaluation(table, least=1)])
+    assert "evaluation.least_cell is 1" in smallest_count_words([evaluation(table, least=1)])
+    assert evaluation(table).smallest_count == 23
+    words = smallest_count_words([evaluation(table)])
+    assert "is 23 (" in words
+    assert "Missing for this reason: confusion tables and gaps given a true label" in words
+    # What a table shows is said, whatever the setting was.
+    forged = replace(evaluation(table, least=1), least_cell=LEAST)
+    assert smallest_count_words([evaluation(table), forged]).endswith("Cells of fewer than 10 test records are shown.")
 
 
 def tables() -> list[Any]:
