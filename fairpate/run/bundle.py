@@ -57,7 +57,7 @@ from fairpate.pages import (
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
-from fairpate.report.metrics import GAPS, Evaluation, OrderResult, RejectOptionSpread, with_words
+from fairpate.report.metrics import GAPS, Evaluation, OrderResult, RejectOptionSpread, with_labels
 from fairpate.report.records import Guarantee, described_events
 from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
 from fairpate.run import context
@@ -688,7 +688,7 @@ def unlike_tables(given: Mapping[str, Any]) -> list[str]:
     if tables.ndim != 3 or any(each is None for each in tables.ravel()):
         return wrong
     joint_GYC = tables.astype(np.float64)
-    found = with_words(measured)
+    found = with_labels(measured)
     accuracy, accuracy_G = rates.accuracies(joint_GYC)
     compared: dict[str, tuple[Any, Any]] = {
         "num_answered": (measured.num_answered, round(joint_GYC.sum())),
