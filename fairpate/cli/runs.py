@@ -531,24 +531,29 @@ def specify(
 
 
 def audit(
-    folder: base.RunFolder, canaries: Annotated[int, typer.Option(min=2)] = 20_000, on_private: bool = False
+    folder: base.RunFolder,
+    canaries: Annotated[int, typer.Option(min=2)] = 20_000,
+    on_private: bool = False,
+    minutes: Annotated[float, typer.Option(min=0.01)] = 60.0,
 ) -> Output:
     """Attack new releases drawn by a finished run's method, and compare lower bounds on epsilon with the run's claim.
 
-    The releases are of made-up records unless --on-private is given. Nothing is charged to a privacy budget. Exit code
-    1 if the claim is refuted.
+    Every noisy release is attacked by itself and together with the others. The releases are of made-up records unless
+    --on-private is given. Nothing is charged to a privacy budget. Exit code 1 if the claim is refuted.
 
     Args:
         canaries: Number of canaries: records whose presence an attacker guesses.
+        minutes: Longest time for drawing releases; the audit says first how long they take, and draws fewer if needed.
         on_private: Add canaries to the private records instead; the result stays in private/.
     """
     from fairpate.run.audit import audit_run
 
-    found, page = audit_run(folder, reporter=Reporter(), num_canaries=canaries, on_private=on_private)
+    found, page = audit_run(folder, reporter=Reporter(), num_canaries=canaries, on_private=on_private, minutes=minutes)
     lines = []
     for each in found.releases:
         kinds = {"this run": each.found, f"control with {each.noise_words}": each.control}
         lines += [f"{each.title}, {name}: epsilon >= {of.words(found.delta)}" for name, of in kinds.items()]
+    lines += [f"fault: {each}" for each in found.findings]
     return Output(
         facts={**found.to_json(), "page": page},
         words="\n".join([*lines, found.headline, found.power_words, str(page)]),

@@ -282,12 +282,21 @@ class NoisySum(Protocol):
         """
 
 
+class Watch(Protocol):
+    """Sees every noisy release inside a training, for an audit of made-up records: exact values never leave a run."""
+
+    def __call__(self, name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
+        """See one release: its ``exact`` arrays, the arrays that are ``released``, and the ``norm`` that its noise is
+        scaled to, the most that one unit may add."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """The inputs of :meth:`Method.train`: data set, initial model, run directory, reporter of progress, and seed.
 
     ``log`` charges and stores releases; None for a scikit-learn style estimator, whose releases are neither charged nor
     stored. ``noisy_sum`` computes the sums of a release over several sites; None: all private records are on this site.
+    ``watch`` sees the releases of each step of an audit's training; None in every run.
     """
 
     dataset: Dataset
@@ -297,6 +306,7 @@ class Training:
     seed: int
     log: ReleaseLog | None = None
     noisy_sum: NoisySum | None = None
+    watch: Watch | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
         """Check, before the first of several releases, that the operator's limits on privacy cost have room for all of

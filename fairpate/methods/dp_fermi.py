@@ -55,7 +55,7 @@ from pydantic import Field
 
 from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Disables, Stream, Trained, Training, noise_within
+from fairpate.methods.base import Disables, Stream, Trained, Training, Watch, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
@@ -158,18 +158,29 @@ class MatrixGame:
         played_E1C = np.add.reduce(sums_EGC, axis=1, keepdims=True)
         return self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
 
-    def ascend(self, noise: GaussianNoise, *, stddev: float, learning_rate: float) -> None:
+    def ascend(
+        self,
+        noise: GaussianNoise,
+        *,
+        stddev: float,
+        learning_rate: float,
+        watch: Callable[[FloatArray, FloatArray], None] | None = None,
+    ) -> None:
         """Move the adversary's matrices one step along the noisy gradient of all observed records, project them onto
         the allowed norm, and clear the observed sums.
 
-        ``learning_rate`` multiplies the sum over records, not the mean.
+        ``learning_rate`` multiplies the sum over records, not the mean. ``watch`` sees the exact and the noisy
+        gradient.
         """
         if not self.weight:
             return
         gradient_EGC = self.gradient()
         self._sums_KC.zero_()
+        exact_EGC = gradient_EGC.copy()
         if stddev:
             gradient_EGC += stddev * noise.take(gradient_EGC.size).numpy().reshape(gradient_EGC.shape)
+        if watch is not None:
+            watch(exact_EGC, gradient_EGC)
         self.move_to(self.matrix_EGC + learning_rate * gradient_EGC)
 
     def move_to(self, matrix_EGC: FloatArray) -> None:
@@ -255,6 +266,7 @@ def fermi_training(
     person_N: Tensor | None = None,
     sampler: BatchSampler | None = None,
     events: tuple[Event, ...] = (),
+    watch: Watch | None = None,
 ) -> PrivateTraining:
     """Return a DP-FERMI training in ``config.mode`` that is ready to run; ``targets`` come from
     :func:`watched_targets`.
@@ -262,6 +274,7 @@ def fermi_training(
     In mode ``all`` whole records or persons are protected: the gradient of a record's loss, including the linear term,
     is clipped, and a person contributes its average gradient and average prediction. In the other modes only the part
     of the gradient that depends on the group is clipped and gets noise. ``sampler`` may replace secret Poisson samples.
+    ``watch`` sees the gradients of the model and of the matrices.
     Errors as :class:`fairpate.nn.per_example.GradientClipper`.
     """
     # A configuration is read without torch.
@@ -276,8 +289,12 @@ def fermi_training(
     sensitivity = game.group_sensitivity if hides_group_alone else game.record_sensitivity
     stddev = steps.matrix_noise_multiplier * sensitivity
 
+    def saw(exact_EGC: FloatArray, released_EGC: FloatArray) -> None:
+        if watch is not None:
+            watch("matrices", [exact_EGC], [released_EGC], norm=sensitivity)
+
     def ascend() -> None:
-        game.ascend(noise, stddev=stddev, learning_rate=rate)
+        game.ascend(noise, stddev=stddev, learning_rate=rate, watch=saw)
         if hides_group_alone:
             game.split_pulls()
 
@@ -302,7 +319,8 @@ def fermi_training(
         plan = StepPlan(sampler=sampler, reach=2.0, add_unprotected=add_common, release_more=ascend, events=events)
     else:
         loss, plan = FermiLoss(game.pull_KC, observe=observe), StepPlan(release_more=ascend, events=events)
-    training = PrivateTraining(model, x, targets, loss, plan_of, randomness=randomness, person_N=person_N, plan=plan)
+    drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N, "watch": watch}
+    training = PrivateTraining(model, x, targets, loss, plan_of, plan=plan, **drawn)
     return training
 
 
@@ -326,12 +344,14 @@ def release_shares(
     relation: Relation,
     randomness: PrivateRandomness,
     person_N: Tensor | None = None,
+    watch: Watch | None = None,
 ) -> Shares:
     """Return the declared shares of groups in events, or release noisy counts of records once and return the shares
     computed from them.
 
-    With ``person_N``, the person of each record, a person's records count 1 together. ValueError for declared shares of
-    another shape or sum; SpentError for an event (such as a label) whose noisy counts are all 0.
+    With ``person_N``, the person of each record, a person's records count 1 together. ``watch`` sees the counts.
+    ValueError for declared shares of another shape or sum; SpentError for an event (such as a label) whose noisy counts
+    are all 0.
     """
     from fairpate.nn.private_fit import GaussianNoise  # a configuration is read without torch
 
@@ -360,7 +380,10 @@ def release_shares(
     cells_N = torch.from_numpy(cells.cells_N)
     counts_Q = torch.bincount(cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
-    counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
+    noisy_Q = counts_Q + config.share_noise * noise_Q.to(counts_Q)
+    if watch is not None:
+        watch("group shares", [counts_Q], [noisy_Q], norm=1.0)
+    counts_EG = noisy_Q.clamp(min=0).cpu().numpy().reshape(shape)
     totals_E1 = counts_EG.sum(axis=1, keepdims=True)
     events = share_events(config, relation, "record" if person_N is None else "person")
     if not (totals_E1 > 0).all():
@@ -475,7 +498,7 @@ class DpFermi(DpSgdFamily):
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
         randomness, model, num_classes = self.randomness(), training.model, dataset.num_classes
         person_N = None if self.protects_attribute_only else private.person_N
-        drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N}
+        drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N, "watch": training.watch}
         # Modes that protect the attribute alone count records, not persons.
         unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected

@@ -166,13 +166,14 @@ def train_dp_sgd(
     on_progress: Advance = lambda *_: None,
     public_gradient: PublicGradient | None = None,
     before_clipping: bool = False,
+    watch: base.Watch | None = None,
 ) -> Trained:
     """Train ``model`` in place by DP-SGD on private ``x`` (N, ...) and ``y`` (N,), and return it with the event of all
     steps.
 
     ``person_N`` is the index of each record's person; if it is given, persons are protected. ``randomness`` is the
     source of samples and noise. ``public_gradient`` is added after the noise or, with ``before_clipping``, to every
-    record's gradient before clipping; neither changes the event. Errors as
+    record's gradient before clipping; neither changes the event. ``watch`` and errors as in
     :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
     # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
@@ -183,6 +184,7 @@ def train_dp_sgd(
         clipper, public_gradient = partial(private_fit.ShiftedClipper, public_gradient=public_gradient), None
     plan, loss = private_fit.StepPlan(clipper=clipper, events=(event,)), per_example.CrossEntropy()
     drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N, "public_gradient": public_gradient}
+    drawn["watch"] = watch
     training = private_fit.PrivateTraining(model, x, y, loss, steps, plan=plan, **drawn)
     return Trained(model=model, events=training.run(on_progress=on_progress), noise=randomness.label)
 
@@ -212,7 +214,8 @@ class DpSgdFamily(PrivateMethod):
         # If persons are protected, persons are sampled: the rate is computed from their number.
         steps = calibrated_steps(self.dp_sgd, target, num_records=private.num_protected)
         records = {"model": training.model, "x": private.x, "y": private.y, "person_N": private.person_N}
-        return records | {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
+        drawn = {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
+        return records | drawn | {"watch": training.watch}
 
 
 class DpSgd(DpSgdFamily):

@@ -63,7 +63,7 @@ from pydantic.dataclasses import dataclass as validated
 from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PositiveShare, PrivacyTarget, Section
 from fairpate.fairness.rates import indices
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Disables, Stream, Trained, Training, noise_within
+from fairpate.methods.base import Disables, Stream, Trained, Training, Watch, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
@@ -548,6 +548,7 @@ def priced_training(
     randomness: PrivateRandomness,
     histogram_randomness: PrivateRandomness,
     person_N: Tensor | None = None,
+    watch: Watch | None = None,
 ) -> PrivateTraining:
     """Return a DP-SGD training under rate constraints, ready to run, on private ``x`` (N, ...), ``labels`` (N,) and
     ``cells`` (N,), the number of each record's cell in the partition by label or group.
@@ -556,7 +557,7 @@ def priced_training(
     histogram to prices (Q, C), which :class:`PricedLoss` adds to the losses of the records. If ``steps.size_noise`` is
     set, the step also releases the number of records in every cell with this noise, and :func:`refined` corrects the
     histogram by these numbers. ``histogram_randomness`` is separate from the randomness of sampling and gradients, so
-    that prices of 0 give DP-SGD bit for bit.
+    that prices of 0 give DP-SGD bit for bit. ``watch`` sees gradients, histograms and sizes.
     """
     from fairpate.nn.private_fit import GaussianNoise, LaplaceNoise, PrivateTraining, StepPlan
 
@@ -567,9 +568,14 @@ def priced_training(
         exact_QC = histogram_QC.numpy(force=True)
         # Noise on every entry: an entry without noise would show that its cell is empty.
         noisy_QC = exact_QC + laplace.take(exact_QC.size).reshape(exact_QC.shape)
+        if watch is not None:
+            watch("histograms", [exact_QC], [noisy_QC], norm=1.0)
         if size_noise is not None:
             # Of the exact histogram, under noise of its own: a noisy row's sum has the variance of all its entries.
-            sizes_Q = exact_QC.sum(axis=1, dtype=np.float64) + size_noise * sizes.take(len(exact_QC)).numpy()
+            exact_Q = exact_QC.sum(axis=1, dtype=np.float64)
+            sizes_Q = exact_Q + size_noise * sizes.take(len(exact_QC)).numpy()
+            if watch is not None:
+                watch("sizes of cells", [exact_Q], [sizes_Q], norm=1.0)
             noisy_QC = refined(noisy_QC, sizes_Q, laplace_scale=scale, size_noise=size_noise)
         return pricing(noisy_QC)
 
@@ -583,7 +589,8 @@ def priced_training(
     # A person's average row sums to 1 as a record's does: the same event holds for persons.
     plan = StepPlan(events=(steps.event if person_N is None else replace(steps.event, unit="person"),))
     targets = loss.targets(labels, cells)
-    return PrivateTraining(model, x, targets, loss, steps.gradient, randomness=randomness, person_N=person_N, plan=plan)
+    drawn: dict[str, Any] = {"randomness": randomness, "person_N": person_N, "watch": watch}
+    return PrivateTraining(model, x, targets, loss, steps.gradient, plan=plan, **drawn)
 
 
 def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
@@ -788,6 +795,7 @@ class RacoDp(DpSgdFamily):
             named |= {"pricing": lagrangian, "randomness": randomness, "person_N": private.person_N}
             # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
             named["histogram_randomness"] = self.randomness(Stream.HISTOGRAM_NOISE)
+            named["watch"] = training.watch
             priced = priced_training(training.model, private.x, private.y, cells, steps, config, **named)
             events = priced.run(averaged_share=AVERAGED_SHARE, on_progress=advance)
         report = lagrangian.report()

@@ -143,8 +143,8 @@ class PrivateTraining:
 
     ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the index of each record's person; None: every record is
     protected by itself. ``public_gradient(model)`` returns one tensor per trainable parameter, computed from public
-    records only; these tensors are added after the noise and cost no privacy. ValueError for a layer that mixes
-    records, ConfigError for dropout.
+    records only; these tensors are added after the noise and cost no privacy. ``watch`` sees every noisy sum
+    (:class:`fairpate.methods.base.Watch`). ValueError for a layer that mixes records, ConfigError for dropout.
     """
 
     def __init__(
@@ -159,6 +159,7 @@ class PrivateTraining:
         public_gradient: PublicGradient | None = None,
         person_N: Tensor | None = None,
         plan: StepPlan = DP_SGD,
+        watch: Callable[..., None] | None = None,
     ) -> None:
         if len(x) != len(targets):
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
@@ -180,6 +181,7 @@ class PrivateTraining:
         if person_N is not None:
             self._persons = PersonBatches(person_N, rate, randomness, most_records=steps.records_per_person)
         self._noise, self._label = GaussianNoise(randomness), randomness.label
+        self._watch = watch
 
     def run(
         self, *, averaged_share: float = 0.0, on_progress: Callable[[int, int], None] = lambda *_: None
@@ -227,8 +229,11 @@ class PrivateTraining:
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
         targets = self._targets.index_select(0, rows)
         sums: list[Tensor] = self.clipper.sum(batch, targets, owner_B).gradients
+        exact = [] if self._watch is None else [values.clone() for values in sums]
         # To an empty sample's zeros as well: an empty sample must not show.
         self._noise.add_to(sums, plan.reach * steps.noise_multiplier * steps.clip_norm)
+        if self._watch is not None:
+            self._watch("gradients", exact, sums, norm=plan.reach * steps.clip_norm)
         if plan.add_unprotected is not None:
             plan.add_unprotected(sums, batch, targets)
         public = None if self._public_gradient is None else list(self._public_gradient(self._model))

@@ -14,11 +14,22 @@ are not normal: likelihood ratios of Gaussian noise are normal, and sums over ma
 
 Any attacker may be used: a low bound proves nothing, a bound above the claimed epsilon proves a fault.
 
+**The noise that is seen.** Whoever draws a release and knows its exact numbers sees the noise itself. Its mean square,
+or how often an answer differs from the exact one, shows missing noise with far fewer draws than guesses need
+(:class:`NoiseSeen`).
+
+**Power** is computed from the claim and the number of canaries alone (:meth:`IdealAttack.power`,
+:meth:`NoiseSeen.power`), never from what the code under test released.
+
 Shapes: M canaries.
 """
 
+from __future__ import annotations
+
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +38,13 @@ import scipy
 _LARGEST_EPSILON = 1e3
 _TOLERANCE = 1e-6
 _LARGEST_MU, _LARGEST_T = 100.0, 1e4
+_LEAST_MISSING = 0.01
+LESS_NOISE = 2 / 3
+"""The share of the noise that an audit with power finds, and the inverse of the factor on a unit's contribution."""
+
+
+def _quantile(confidence: float) -> float:
+    return float(scipy.special.ndtri(confidence))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +174,7 @@ class Separation:
                 f"statistic t, got {given}; use more canaries."
             )
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - a frozen record; verdict, page and JSON ask for the same bounds
     def mu_lower_bound(self, confidence: float = 0.95) -> float:
         """Return a lower confidence limit on the shift mu of normal scores, in standard deviations; at least 0.
 
@@ -166,12 +185,18 @@ class Separation:
         scale = math.sqrt(1 / self.num_included + 1 / self.num_left_out)
 
         def excess(mu: float) -> float:
-            return float(scipy.stats.nct.sf(self.t, degrees, mu / scale)) - (1 - confidence)
+            return confidence - float(scipy.special.nctdtr(degrees, mu / scale, self.t))
 
         # Canaries without any effect would often show as large a t: nothing is proven.
         if self.t <= 0 or excess(0.0) >= 0:
             return 0.0
         return float(scipy.optimize.brentq(excess, 0.0, self.t * scale))
+
+    def mu_upper_limit(self, confidence: float = 0.95) -> float:
+        """Return an upper confidence limit on the shift mu of normal scores, by the normal approximation of t."""
+        scale = math.sqrt(1 / self.num_included + 1 / self.num_left_out)
+        spread = math.sqrt(1 + self.t**2 / (2 * (self.num_included + self.num_left_out - 2)))
+        return max(0.0, (self.t + _quantile(confidence) * spread) * scale)
 
 
 def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
@@ -192,6 +217,126 @@ def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
     # Without any spread the sides are apart for certain, or not at all.
     t = min(max(ahead / stddev, -_LARGEST_T), _LARGEST_T) if stddev else math.copysign(_LARGEST_T, ahead) * bool(ahead)
     return Separation(num_included=len(inside), num_left_out=len(outside), t=t)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseSeen:
+    """How much noise was seen in draws of a release whose exact numbers are known.
+
+    ``value`` is the mean of ``num`` independent numbers that are the smaller, the less noise there is: squares of the
+    noise over those that are claimed, whether an answer differs from the exact one, or whether a random sample leaves
+    an included canary out. ``what`` says which: "noise", "answers" or "samples". ``expected`` and ``stddev`` are those
+    of ``value`` under the claim, ``expected_of_less`` and ``stddev_of_less`` those under the share :data:`LESS_NOISE`
+    of the noise; of samples, those at twice the sampling rate.
+    """
+
+    what: str
+    num: int
+    value: float
+    expected: float
+    stddev: float
+    expected_of_less: float
+    stddev_of_less: float
+
+    @classmethod
+    def of_squares(cls, total: float, num: int, *, kurtosis: float = 3.0) -> NoiseSeen:
+        """Return what ``num`` squares of the noise over its claimed standard deviation show, whose sum is ``total``.
+        ``kurtosis`` is that of the claimed noise: 3 for a Gaussian."""
+        spread, less = math.sqrt(max(kurtosis - 1, 0.0) / max(num, 1)), LESS_NOISE**2
+        value = total / num if num else 1.0
+        expected: dict[str, float] = {"expected": 1.0, "expected_of_less": less}
+        return cls(what="noise", num=num, value=value, stddev=spread, stddev_of_less=less * spread, **expected)
+
+    @classmethod
+    def of_answers(cls, differs_Q: npt.ArrayLike, chance_Q: npt.ArrayLike, less_Q: npt.ArrayLike) -> NoiseSeen:
+        """Return what answers to queries show: ``differs_Q`` marks those that differ from the exact answer, which under
+        the claimed noise they do with probability ``chance_Q``, and under less noise with probability ``less_Q``."""
+        differs, chance, less = (np.asarray(each, dtype=np.float64) for each in (differs_Q, chance_Q, less_Q))
+        num = len(differs)
+        if not num:
+            return cls(
+                what="answers", num=0, value=0.0, expected=0.0, stddev=0.0, expected_of_less=0.0, stddev_of_less=0.0
+            )
+        spreads = (math.sqrt(float((each * (1 - each)).sum())) / num for each in (chance, less))
+        expected: dict[str, float] = {"expected": float(chance.mean()), "expected_of_less": float(less.mean())}
+        stddev, of_less = spreads
+        return cls(
+            what="answers", num=num, value=float(differs.mean()), stddev=stddev, stddev_of_less=of_less, **expected
+        )
+
+    @classmethod
+    def of_samples(cls, num_in: int, num: int, *, rate: float) -> NoiseSeen:
+        """Return what ``num`` random samples show, of which ``num_in`` hold an included canary, where ``rate`` of them
+        should."""
+        chances = (rate, min(2 * rate, 1.0))
+        spreads = (math.sqrt(each * (1 - each) / max(num, 1)) for each in chances)
+        value = 1 - num_in / num if num else 0.0
+        out, of_twice = (1 - each for each in chances)
+        stddev, of_less = spreads
+        return cls(
+            what="samples",
+            num=num,
+            value=value,
+            expected=out,
+            stddev=stddev,
+            expected_of_less=of_twice,
+            stddev_of_less=of_less,
+        )
+
+    @classmethod
+    def pooled(cls, parts: Sequence[NoiseSeen]) -> NoiseSeen:
+        """Return what all ``parts``, draws of one kind, show together."""
+        num = sum(each.num for each in parts)
+        if not num:
+            return parts[0]
+        weights = [each.num / max(num, 1) for each in parts]
+
+        def mean(name: str) -> float:
+            return sum(weight * getattr(each, name) for weight, each in zip(weights, parts, strict=True))
+
+        def spread(name: str) -> float:
+            return math.hypot(*(weight * getattr(each, name) for weight, each in zip(weights, parts, strict=True)))
+
+        means = {name: mean(name) for name in ("value", "expected", "expected_of_less")}
+        return cls(
+            what=parts[0].what, num=num, **means, **{name: spread(name) for name in ("stddev", "stddev_of_less")}
+        )
+
+    def limit(self, confidence: float) -> float:
+        """Return the value below which there is less noise than claimed, at this confidence."""
+        if not self.num:
+            return 0.0
+        if self.what == "noise":
+            return (1 - _LEAST_MISSING) * self.expected * self._squares(self.stddev / self.expected, 1 - confidence)
+        # Two-sided: half of the level for either side.
+        level = (1 - confidence) / (2 if self.what == "answers" else 1)
+        return self.expected - _quantile(1 - level) * self.stddev
+
+    @staticmethod
+    def _squares(spread: float, level: float) -> float:
+        # A mean of squares with this relative deviation is near a chi-squared variable over its degrees of freedom;
+        # for noise with heavier tails its lower tail is lighter.
+        degrees = 2 / spread**2 if spread else 0.0
+        return float(scipy.special.chdtri(degrees, 1 - level)) / degrees if degrees else 0.0
+
+    def is_off(self, confidence: float) -> bool:
+        """Return whether there is less noise than claimed, at this confidence. Answers may also differ too often: then
+        they are not those of the claimed mechanism, for instance because votes count twice."""
+        is_more = self.what == "answers" and self.value > 2 * self.expected - self.limit(confidence)
+        return self.num > 0 and (self.value < self.limit(confidence) or is_more)
+
+    def power(self, confidence: float) -> float:
+        """Return the probability with which the share :data:`LESS_NOISE` of the noise is found; it follows from the
+        claim and the number of draws alone."""
+        limit = self.limit(confidence)
+        if not self.num or limit <= 0:
+            return 0.0
+        if not self.stddev_of_less:
+            return float(self.expected_of_less < limit)
+        if self.what == "noise":
+            degrees = 2 * (self.expected_of_less / self.stddev_of_less) ** 2
+            return float(scipy.special.chdtr(degrees, degrees * limit / self.expected_of_less))
+        return float(scipy.special.ndtr((limit - self.expected_of_less) / self.stddev_of_less))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +364,27 @@ class IdealAttack:
         included, left_out = float(ndtr(mu - threshold)), float(ndtr(-threshold))
         return included / (included + left_out)
 
+    def power(self, claimed: IdealAttack, *, num_canaries: int, delta: float, confidence: float) -> float:
+        """Return the probability that this attack, with ``num_canaries``, proves more than an attack on a correct
+        release could: a shift above that of ``claimed`` or, without Gaussian scores, an epsilon above its epsilon."""
+        if num_canaries < 4:
+            return 0.0
+        if self.mu is None or claimed.mu is None:
+            planned = self.guesses(num_canaries=num_canaries, delta=delta)
+            count, right = planned.num_guesses, planned.num_correct / max(planned.num_guesses, 1)
+            low, high = 0, count + 1
+            # The least number of right guesses that refutes the claim.
+            while low < high:
+                middle = (low + high) // 2
+                tried = replace(planned, num_correct=min(middle, count))
+                is_refuted = p_value(tried, epsilon=claimed.epsilon, delta=delta) < 1 - confidence
+                low, high = (low, middle) if is_refuted and middle <= count else (middle + 1, high)
+            return float(scipy.special.bdtrc(low - 1, count, right)) if 0 < low <= count else float(low == 0)
+        each = 2 / math.sqrt(num_canaries)
+        ahead = (self.mu - claimed.mu) / (each * math.sqrt(1 + self.mu**2 / 8))
+        return float(scipy.special.ndtr(ahead - _quantile(confidence)))
+
+    @lru_cache(maxsize=256)  # noqa: B019 - a frozen record; every release with an equal claim has the same plan
     def guesses(self, *, num_canaries: int, delta: float) -> Guesses:
         """Return the attack's expected outcome with ``num_canaries``: the number of guesses that gives the highest
         lower bound on epsilon, and the median number of right ones."""

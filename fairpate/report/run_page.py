@@ -30,7 +30,15 @@ from fairpate import pages
 from fairpate.config import merge
 from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import count, counted, delta_text, epsilon_text, percent, render
-from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
+from fairpate.privacy.audit import (
+    LESS_NOISE,
+    Guesses,
+    IdealAttack,
+    NoiseSeen,
+    Separation,
+    epsilon_lower_bound,
+    gaussian_epsilon,
+)
 from fairpate.report import records
 from fairpate.report.figures import LOOKS, SHAPES, chart_config, settings_words
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
@@ -631,11 +639,14 @@ def card_page(card: Card) -> str:
     )
 
 
-AUDIT_FORMAT = "fairpate.audit/1"
+AUDIT_FORMAT = "fairpate.audit/2"
 _SERIES = ("planned", "found", "control")
 SURE = 0.99
-"""The confidence at which a claim counts as refuted. Much more cannot be reached, because delta allows for a few right
-guesses."""
+"""The confidence at which a claim counts as refuted, over all attacks and checks of an audit together. Much more cannot
+be reached, because delta allows for a few right guesses."""
+POWER = 0.9
+"""The least probability with which an audit with power finds a fault."""
+_ROUNDING = 1e-3  # of a norm in floats
 _BOUNDS = ("epsilon_assumption_free", "epsilon_if_gaussian")
 # A bound is the result of a search; verdict, page and JSON need the same ones.
 _bound = lru_cache(epsilon_lower_bound)
@@ -652,6 +663,11 @@ class AttackResult:
     guesses: Guesses
     separation: Separation | None = None
 
+    @property
+    def num_bounds(self) -> int:
+        """The number of lower bounds that :meth:`bounds` returns."""
+        return 1 + (self.separation is not None)
+
     def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
         """Return lower bounds on epsilon that the attack proves. The first assumes nothing. Attacks that give each
         record a score have a second, which holds if the scores are Gaussian."""
@@ -667,8 +683,116 @@ class AttackResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SingleRelease:
+    """What an audit found of one noisy release of a method by itself, such as one round of residuals.
+
+    - ``claim``: the strongest attack on what the statement claims of this release alone.
+    - ``attack``: the audit's attack, as it would be on correct code; None if the release is not attacked by itself.
+    - ``found``, ``control``: the results of this attack, and of the attack on releases with half of this noise.
+    - ``control_claim``: the strongest attack on what is claimed of the control.
+    - ``noise``: the noise that was seen, in several kinds of draws.
+    - ``reach``: the most that one canary added without noise, over its bound; None if this was not seen.
+    """
+
+    name: str
+    claim: IdealAttack
+    attack: IdealAttack | None = None
+    found: AttackResult | None = None
+    control: AttackResult | None = None
+    control_claim: IdealAttack | None = None
+    noise: tuple[NoiseSeen, ...] = ()
+    reach: float | None = None
+
+    @property
+    def num_tests(self) -> int:
+        """The number of tests of this release by itself, among which an audit divides its level."""
+        bounds = 0 if self.found is None else self.found.num_bounds
+        has_plan = self.control is not None and self.control.separation is not None
+        return bounds + len(self.noise) + has_plan
+
+    @property
+    def claim_words(self) -> str:
+        """The epsilon that is claimed of this release alone, in words."""
+        return f"{self.claim.epsilon:.2f}" if self.found is not None else "only with the others"
+
+    @property
+    def noise_seen_words(self) -> str:
+        """The noise that was seen, as a share of what is stated, in words."""
+        kinds = [each for each in self.noise if each.num and each.what != "samples"]
+        if not kinds:
+            return "not seen"
+        least = min(kinds, key=lambda each: (each.value - each.expected) / max(each.stddev, 1e-300))
+        if least.what == "noise":
+            return f"{percent(math.sqrt(least.value))} of what is stated"
+        return f"{percent(least.value)} of answers changed, {percent(least.expected)} expected"
+
+    @property
+    def reach_words(self) -> str:
+        """The most that a canary added without noise, in words."""
+        return "not seen" if self.reach is None else f"{percent(self.reach)} of its bound"
+
+    def findings(self, delta: float, confidence: float) -> list[str]:
+        """Return a sentence for every fault that was found, each at this confidence."""
+        found = []
+        if self.found is not None:
+            proved = max(self.found.bounds(delta, confidence))
+            if proved > self.claim.epsilon:
+                found.append(
+                    f"{self.name}: an attack on this release alone proves ε ≥ {proved:.2f}, and "
+                    f"{epsilon_text(self.claim.epsilon)} is claimed for it."
+                )
+        for seen in self.noise:
+            if seen.is_off(confidence):
+                value, expected = (percent(each, digits=2) for each in (seen.value, seen.expected))
+                what = {
+                    "noise": f"its noise is {percent(math.sqrt(seen.value))} of what is stated.",
+                    "answers": f"{value} of its answers differ from the exact ones, where the stated noise changes "
+                    f"{expected}.",
+                    "samples": f"its samples leave a unit out of {value} of the steps, and {expected} are stated.",
+                }
+                found.append(f"{self.name}: {what[seen.what]}")
+        if self.reach is not None and self.reach > 1 + _ROUNDING:
+            found.append(f"{self.name}: one unit adds {self.reach:.2f} times what its bound allows.")
+        limit = None if self.control_claim is None else self.control_claim.mu
+        if self.control is not None and self.control.separation is not None and limit is not None:
+            seen_mu = self.control.separation.mu_lower_bound(confidence)
+            if seen_mu > limit:
+                found.append(
+                    f"{self.name}: the control is far from its plan, a shift of at least {seen_mu:.2f} standard "
+                    f"deviations where {limit:.2f} are possible."
+                )
+        return found
+
+    def powers(self, delta: float, confidence: float) -> tuple[float, float]:
+        """Return the probabilities that the audit finds two thirds of the noise of this release, and a unit that counts
+        twice. They are computed from claims and numbers of draws; results can only lower them."""
+        less = max((seen.power(confidence) for seen in self.noise if seen.what != "samples"), default=0.0)
+        twice = float(self.reach is not None and 2 * self.reach > 1)
+        # Where only answers are seen, votes that count twice are as half the noise.
+        twice = max([twice, *(seen.power(confidence) for seen in self.noise if seen.what == "answers")])
+        # A unit may also count twice by being sampled twice as often.
+        twice = min([twice, *(seen.power(confidence) for seen in self.noise if seen.what == "samples" and seen.num)])
+        if self.attack is None or self.found is None:
+            return less, twice
+        mu = self.attack.mu
+        if mu is not None and self.found.separation is not None:
+            mu = min(mu, self.found.separation.mu_upper_limit(confidence))
+            if self.control is not None and self.control.separation is not None:
+                # An attack that does not see the control, which shifts scores twice as far, sees no fault either.
+                mu = min(mu, self.control.separation.mu_upper_limit(confidence) / 2)
+
+        def power(factor: float) -> float:
+            stronger = IdealAttack(epsilon=factor * self.attack.epsilon, mu=None if mu is None else factor * mu)  # type: ignore[union-attr]
+            count = self.found.guesses.num_canaries  # type: ignore[union-attr]
+            return stronger.power(self.claim, num_canaries=count, delta=delta, confidence=confidence)
+
+        return max(less, power(1 / LESS_NOISE)), max(twice, power(2.0))
+
+
+@dataclass(frozen=True, kw_only=True)
 class AuditedRelease:
-    """The results of an audit's attack on one kind of release of the run, such as noisy sums.
+    """The results of an audit's attacks on one step of the run, such as noisy sums: on all its releases together, and
+    on each of them by itself (``singles``).
 
     ``part``: the records that the release reads, ``private`` or ``test``. ``planned``: the median result that an ideal
     attack would have. ``found``: the result of this attack. ``control``: the attack's result on releases that have only
@@ -685,6 +809,7 @@ class AuditedRelease:
     planned: AttackResult
     found: AttackResult
     control: AttackResult
+    singles: tuple[SingleRelease, ...]
 
     @property
     def title(self) -> str:
@@ -720,28 +845,64 @@ class Audit:
     not_attacked: tuple[str, ...]
     releases: tuple[AuditedRelease, ...]
 
+    def each(self, confidence: float) -> float:
+        """Return the confidence of each test at which all tests of the audit together have ``confidence``."""
+        tests = sum(step.found.num_bounds + sum(each.num_tests for each in step.singles) for step in self.releases)
+        return 1 - (1 - confidence) / max(1, tests)
+
     def proved(self, confidence: float = 0.95) -> float:
-        """Return the largest lower bound on epsilon that any attack on the run's releases proves at this confidence."""
-        return max(max(each.found.bounds(self.delta, confidence)) for each in self.releases)
+        """Return the largest lower bound on epsilon that any attack on the run's releases proves at this confidence,
+        which holds for all attacks together."""
+        each = self.each(confidence)
+        results = [step.found for step in self.releases]
+        results += [single.found for step in self.releases for single in step.singles if single.found is not None]
+        return max(max(result.bounds(self.delta, each)) for result in results)
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """A sentence for every fault that was found at a confidence of 99 % over all tests together."""
+        each = self.each(SURE)
+        found: list[str] = []
+        for step in self.releases:
+            # At 95 %, a nearly ideal attack would exceed the claim of one in twenty correct releases.
+            proved = max(step.found.bounds(self.delta, each))
+            if proved > self.epsilon:
+                found.append(f"an attack proves ε ≥ {proved:.2f}, and {epsilon_text(self.epsilon)} is claimed.")
+            for single in step.singles:
+                found += single.findings(self.delta, each)
+        return tuple(found)
 
     @property
     def refuted(self) -> bool:
-        """True if a lower bound exceeds the claimed epsilon at a confidence of 99 %."""
-        # At 95 %, a nearly ideal attack would exceed the claim of one in twenty correct releases.
-        return self.proved(SURE) > self.epsilon
+        """True if a fault was found at a confidence of 99 %: a lower bound above a claim, less noise than is stated, a
+        unit that adds more than its bound, or a control far from its plan."""
+        return bool(self.findings)
+
+    def powers_of(self, single: SingleRelease) -> tuple[float, float]:
+        """Return the probabilities that this audit finds two thirds of the noise of one release, and a unit that counts
+        twice in it."""
+        return single.powers(self.delta, self.each(SURE))
+
+    def powers(self) -> list[tuple[str, float, float]]:
+        """Return for each release by itself its name and the probabilities that the audit finds two thirds of its
+        noise, and a unit that counts twice."""
+        return [(single.name, *self.powers_of(single)) for step in self.releases for single in step.singles]
 
     @property
     def has_power(self) -> bool:
-        """True if the audit could find a fault: in every control, a release with about half the noise, the attack's
-        lower bound exceeds the claimed epsilon."""
-        return all(max(each.control.bounds(self.delta)) > self.epsilon for each in self.releases)
+        """True if the audit would find, in every release by itself, that a third of the noise is missing, and that a
+        unit counts twice, with a probability of 90 % or more."""
+        return all(min(less, twice) >= POWER for _, less, twice in self.powers())
 
     @property
     def headline(self) -> str:
         """The result of the audit in a sentence."""
-        claimed, proved = epsilon_text(self.epsilon), self.proved()
-        if self.refuted:
-            return f"The claim is refuted: an attack proves ε ≥ {self.proved(SURE):.2f}, and {claimed} is claimed."
+        claimed, findings = epsilon_text(self.epsilon), self.findings
+        if findings:
+            more = f" {counted(len(findings), 'fault')} in all." if len(findings) > 1 else ""
+            return f"The claim is refuted: {findings[0]}{more}"
+        # Of each attack alone: with all together at 95 %, fewer would be asked to repeat.
+        proved = self.proved()
         if proved > self.epsilon:
             return (
                 f"Not decided: ε ≥ {proved:.2f} at 95 % confidence is more than the {claimed} that is claimed, and at "
@@ -751,18 +912,29 @@ class Audit:
 
     @property
     def power_words(self) -> str:
-        """A sentence on whether the audit would have detected missing noise, as the results of its controls (releases
-        with about half of the noise) show."""
-        # The weakest control decides: a fault in that release could stay unseen.
-        proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
-        if self.has_power:
-            return (
-                f"With {noise} the same attack proves ε ≥ {proved:.2f}, which is more than is claimed: it would have "
-                "found such a fault."
+        """A sentence on whether the audit would have found missing noise and a unit that counts twice; it is computed
+        from the claims and the number of draws, not from what the code under test did."""
+        without = [each for each in self.powers() if min(each[1:]) < POWER]
+        if self.refuted:
+            return "What the audit would have found does not matter here: it found a fault."
+        if not without:
+            said = (
+                "Of each release by itself it would have found two thirds of the noise, and a unit that counts twice, "
+                f"in at least {percent(POWER, digits=0)} of audits."
             )
+            return said + (f" It did not attack {', nor '.join(self.not_attacked)}." if self.not_attacked else "")
+        listed = "; ".join(
+            f"{name}: "
+            + " and ".join(
+                f"{what} is found in {percent(chance, digits=0)} of audits"
+                for what, chance in (("two thirds of the noise", less), ("a unit that counts twice", twice))
+                if chance < POWER
+            )
+            for name, less, twice in without
+        )
         return (
-            f"With {noise} the same attack proves no more than ε ≥ {proved:.2f}: this audit could not have found such "
-            "a fault. Give more canaries; against some methods no strong attack is known."
+            f"No power: this audit could not have found every such fault ({listed}). Give more canaries; against some "
+            "methods no strong attack is known."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -773,7 +945,7 @@ class Audit:
             for name in _SERIES:
                 values[name] |= dict(zip(_BOUNDS, getattr(each, name).bounds(self.delta), strict=False))
         verdict = {"refuted": self.refuted, "has_power": self.has_power, "headline": self.headline}
-        return {"format": AUDIT_FORMAT, **plain, **verdict}
+        return {"format": AUDIT_FORMAT, **plain, **verdict, "findings": list(self.findings)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Audit:

@@ -1,4 +1,4 @@
-"""Audit a run: canaries in shadow releases, and the lower bound on epsilon that an attack proves.
+"""Audit a run: canaries in shadow releases, and the lower bounds on epsilon that attacks prove.
 
 A shadow release is drawn for the audit by the run's own method under its settings, from made-up records in the form of
 the run's data. A canary is a record that the attacker looks for; a fair coin decides for each canary whether it is
@@ -10,19 +10,31 @@ add, and reads what a run publishes. Guesses about the coins give lower bounds o
 - Tables and sums: a canary has a cell of the table or a direction of its own. The attacker's score is the likelihood
   ratio of the released numbers.
 - Teachers' votes: a canary changes its teacher's vote by a random code over the queries. The score is the correlation
-  of this code with the answers.
-- SGD family: a canary has a feature of its own. The score is how much the published model raised the odds of its label.
+  of this code with the answers, or with which queries passed the threshold check.
+- SGD family: a canary has a feature of its own. The score is the likelihood ratio of the noisy sums of all steps, in
+  the direction of the canary's gradient. Models without such a direction (convolutions) are attacked by how much the
+  published model raised the odds of the canary's label, which is weak.
 
-**Power.** Before anything is drawn, the audit computes the bound that an ideal attack would reach with the chosen
-number of canaries. A control repeats the audit for the same method planned with half the noise: if the audit does not
-detect that the control exceeds the claim, it would not have detected a fault of the run either.
+**Every release by itself.** A method may make several releases under noises of their own: a fault in one of them may
+drown in the sum of all. Therefore each is attacked by itself, against what the statement claims of it alone, and the
+audit looks at the noise that it really has, and at the most that one canary adds without noise. The joint attack adds
+likelihood ratios that are scaled by the noise that is seen, not by the noise that is claimed. All tests together hold
+the stated confidence: each gets an equal part of the level.
 
-Shapes: M canaries of one release, N records, Q queries, C classes, W numbers per class.
+**Power.** What would have been found follows from the claims and from the number of draws, never from what the code
+under test released. The control repeats the attack under half the noise: drawn by the audit itself on exact numbers
+where the method can release them to a caller, else planned. A control that is further apart than its plan allows is a
+finding; one that the attack does not see lowers the power.
+
+Shapes: M canaries of one release, S releases with noises of their own, N records, Q queries, C classes, W numbers per
+class.
 """
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +42,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 import torch
 from torch import Tensor
 
@@ -40,19 +53,36 @@ from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding, embedded
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.base import Method, PrivateMethod, Training, price
+from fairpate.methods.base import Method, Training, Watch, price
 from fairpate.methods.dp_fair_learning import Postprocessing, released_counts
+from fairpate.methods.dp_fermi import DpFermi
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.pate import GnmaxMethod
+from fairpate.methods.raco_dp import RacoDp
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
-from fairpate.methods.residual_votes import AdaSsp, RecordSums, ResidualVotes, indicators, votes_themselves
+from fairpate.methods.residual_votes import (
+    AdaSsp,
+    RecordSums,
+    ResidualVotes,
+    indicators,
+    least_eigenvalue,
+    votes_themselves,
+)
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy import mechanism_events
-from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, LaplaceReleases, PoissonGaussians
-from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
-from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, LaplaceReleases, PoissonGaussians, SpentError
+from fairpate.privacy.audit import (
+    LESS_NOISE,
+    IdealAttack,
+    NoiseSeen,
+    gaussian_epsilon,
+    gaussian_mu,
+    guess,
+    separate,
+)
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, log_masses
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, PredictionTables, event_from, event_json
-from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, audit_page
+from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, SingleRelease, audit_page
 from fairpate.run import context
 from fairpate.run.bundle import alike
 from fairpate.run.context import DataRecord, RunDirectory, require_data_by_name
@@ -60,21 +90,27 @@ from fairpate.run.folder import finished_run, load_for
 from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
-from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, IntArray, PrivacyStatement, UsageError, UserError, strict
+from fairpate.terminal import Reporter, duration
+from fairpate.types import FloatArray, GateRule, IntArray, PrivacyStatement, UsageError, UserError, strict
 from student.student import load_student
 from teachers.ensemble import BlockPool
 
 Numbers = npt.NDArray[Any]
 SumMethod = WeightedVotes | ResidualVotes | AdaSsp
 Coins = npt.NDArray[np.bool_]
+MINUTES = 60.0  # default limit of an audit's run time
 CANARIES = 20_000  # default number of coin flips of one audit, spread over as many releases as they need
 _LOUD = 20.0  # a canary's feature: far beyond every radius and clipping bound
 _COPIES = 3  # records of a canary, where persons are protected
-_MOST_POOL, _MOST_EACH = 1000, 256
+_MOST_POOL, _MOST_EACH, _MOST_OF_EIGENVALUE = 1000, 256, 128
 _RECORDS_UNKNOWN = 1000
 _MOST_CANARIES = 2**24
+_FINE = 10.0  # votes; the moments of wider discrete noise are those of a Gaussian
+_FAR = 50.0  # of a logarithm of odds
+_MOST_NUMBERS = 4096  # of a parameter, whose noise is looked at
 _MANY = 100  # steps or queries, whose sum is nearly normal
+_LEAST_SPREAD = 1e-4  # of a squared gain: a release without noise must not make all others count for nothing
+_ROUNDED = 1.001  # the events add a margin for rounded numbers
 _EVENTS_ALIKE = 0.01  # relative; a repeated search for the noise may end at a slightly different float
 
 
@@ -83,34 +119,68 @@ class AuditError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What an attacker sees of the ``S`` releases of one shadow release.
+
+    ``scores_SM``: the score of every canary in each release, in standard deviations of the claimed noise; NaN for a
+    canary that does not enter this release, and no rows for releases that are not attacked. ``gains_SM``: how much the
+    score of an included canary is raised on average. ``noise``: for each release, the noise that was seen, in draws of
+    several kinds.
+    """
+
+    scores_SM: FloatArray
+    gains_SM: FloatArray
+    noise: tuple[tuple[NoiseSeen, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """A noisy release of a method with what the statement claims of it alone; ``is_attacked``: scores of
+    :class:`Seen` have a row for it. ``reach``: the most that a canary added without noise, over its bound."""
+
+    name: str
+    claim: IdealAttack
+    is_attacked: bool = True
+    reach: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shadows:
-    """An attack on simulated ("shadow") releases of one kind, such as noisy tables; ``attack`` describes it in words.
+    """Attacks on simulated ("shadow") releases of one kind, such as noisy tables; ``attack`` describes them in words.
 
     A canary is a record that the attacker looks for; a fair coin decides whether a release includes it. ``play(coins)``
-    draws one shadow release with those canaries whose coins (M,) are true, and returns the attack's score (M,) for
-    every canary. ``events``: the accountant's privacy events of one release. ``is_gaussian``: the scores are normally
-    distributed, or sums of many terms. ``is_pure``: the noise of the releases is Laplace.
+    draws one shadow release with those canaries whose coins (M,) are true, and returns what the attacker sees.
+    ``events``: the accountant's privacy events of one release. ``releases``: its parts with noises of their own.
+    ``is_gaussian``: the scores are normally distributed, or sums of many terms. ``is_pure``: the noise of the releases
+    is Laplace. ``control_noise``: the share of the noise, 1 for the run itself.
     """
 
     attack: str
     events: tuple[Event, ...]
     num_canaries: int
-    play: Callable[[Coins], FloatArray]
+    releases: tuple[Claimed, ...]
+    play: Callable[[Coins], Seen]
     is_gaussian: bool = False
     is_pure: bool = False
+    control_noise: float = 1.0
 
 
 def audit_run(
-    root: Path, *, reporter: Reporter, num_canaries: int = CANARIES, on_private: bool = False
+    root: Path,
+    *,
+    reporter: Reporter,
+    num_canaries: int = CANARIES,
+    on_private: bool = False,
+    minutes: float = MINUTES,
 ) -> tuple[Audit, Path]:
     """Audit the finished run in the folder ``root``: attack simulated releases, and compare the proven lower bound on
     epsilon with the run's claim. Write ``audit.json`` and ``audit.html``, and return the audit and the path of its
     page.
 
     The attack looks for canaries, records that are added to made-up records or, with ``on_private``, to the run's
-    private records. Both files are written to ``public/``, with ``on_private`` to ``private/``. Raises AuditError for a
-    run without a guarantee, for a method without a known attack, and for too few canaries to detect that half the noise
-    is missing.
+    private records. Both files are written to ``public/``, with ``on_private`` to ``private/``. If the shadow releases
+    would take longer than ``minutes``, fewer are drawn, and the power says so. Raises AuditError for a run without a
+    guarantee, for a method without a known attack, and for too few canaries to detect that half the noise is missing.
     """
     run, config = finished_run(root)
     statement = context.read_statement(run) if run.statement.is_file() else None
@@ -126,14 +196,15 @@ def audit_run(
         stated = statement.events if part == "private" else statement.part_events[part]
         events = [event_from(event) for event in stated]
         make = partial(shadows_of, run, config, events, part, on_private=on_private)
-        shadows, control = make(), make(noise_share=0.5)
+        shadows, control = make(), make(is_control=True)
         expected, drawn = ([event_json(event) for event in each] for each in (events, shadows.events))
         if not alike(expected, drawn, _EVENTS_ALIKE):
             raise AuditError(
                 f"statement.json: states the privacy events {expected}, but the run's settings now give {drawn}; audit "
                 "the run with the version of FairPATE that made it (see environment.json)."
             )
-        audited.append(_attacked(shadows, control, statement, part, num_canaries, reporter, centred=on_private))
+        options: dict[str, Any] = {"num_canaries": num_canaries, "minutes": minutes / len(parts), "centred": on_private}
+        audited.append(_attacked(shadows, control, statement, part, reporter, **options))
     found = Audit(
         method=config.method,
         unit=statement.unit,
@@ -143,7 +214,14 @@ def audit_run(
         # As record.json holds them, without infinities.
         settings=values_digest(strict(config.settings_without())),
         records="private" if on_private else "made",
-        not_attacked=("the choice of settings by validation records",) if "validation" in statement.part_events else (),
+        not_attacked=tuple(
+            words
+            for words, is_covered in (
+                ("the choice of settings by validation records", "validation" in statement.part_events),
+                ("the noise that each site adds by itself, drawn here in one place", run.journal.exists()),
+            )
+            if is_covered
+        ),
         releases=tuple(audited),
     )
     folder = run.private if on_private else run.public
@@ -157,9 +235,10 @@ def _attacked(
     control: Shadows,
     statement: PrivacyStatement,
     part: str,
-    num_canaries: int,
     reporter: Reporter,
     *,
+    num_canaries: int,
+    minutes: float,
     centred: bool,
 ) -> AuditedRelease:
     """Attack shadow releases with the run's noise (``shadows``) and, as a control, releases with half of it
@@ -174,10 +253,9 @@ def _attacked(
     delta, epsilon, num_releases = statement.delta, statement.epsilon, -(-num_canaries // shadows.num_canaries)
     total = num_releases * shadows.num_canaries
     mu = None if shadows.is_pure else gaussian_mu(epsilon, delta)
+    ideal = IdealAttack(epsilon=epsilon, mu=mu)
     # Half the noise doubles the shift of a Gaussian, and the epsilon of a Laplace variable.
-    ideal, of_control = (
-        IdealAttack(epsilon=factor * epsilon, mu=None if mu is None else factor * mu) for factor in (1.0, 2.0)
-    )
+    of_control = IdealAttack(epsilon=2 * epsilon, mu=None if mu is None else 2 * mu)
 
     def at_best(attack: IdealAttack, count: int) -> AttackResult:
         return AttackResult(
@@ -185,7 +263,6 @@ def _attacked(
             separation=attack.separation(num_canaries=count) if shadows.is_gaussian else None,
         )
 
-    planned = at_best(ideal, total)
     # Doubled until the ideal attack would detect the control: the message then names a number that suffices.
     needed = total
     while max(at_best(of_control, needed).bounds(delta)) <= epsilon and needed < _MOST_CANARIES:
@@ -195,27 +272,85 @@ def _attacked(
             f"--canaries: {total:,} canaries are too few, as even an ideal attack would not detect that half the noise "
             f"is missing; give {needed:,}."
         )
+    # One release of each kind that nobody looks at, to say how long all take.
+    started = time.perf_counter()
+    for of in (shadows, control):
+        of.play(np.zeros(of.num_canaries, np.bool_))
+    each_s = time.perf_counter() - started
+    fitting = max(2, int(60 * minutes / max(each_s, 1e-9)))
+    if fitting < num_releases:
+        reporter.note(
+            "time",
+            f"{num_releases:,} releases and as many controls would take {duration(num_releases * each_s)}; "
+            f"{fitting:,} are drawn, in {minutes:g} minutes: give --minutes for more",
+        )
+        num_releases = fitting
+        total = num_releases * shadows.num_canaries
+    else:
+        reporter.note(
+            "time", f"{num_releases:,} releases and as many controls: about {duration(num_releases * each_s)}"
+        )
+    planned = at_best(ideal, total)
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 
-    def outcome(of: Shadows, name: str) -> AttackResult:
+    def drawn(of: Shadows, name: str) -> _Drawn:
         # The theorem needs fair coins that the attacker cannot predict.
         coins_RM = np.random.default_rng().random((num_releases, of.num_canaries)) < 0.5
-        scores_RM = np.empty(coins_RM.shape)
+        seen: list[Seen] = []
         with reporter.stage(name) as advance:
             for number, coins_M in enumerate(coins_RM):
-                scores_RM[number] = of.play(coins_M)
+                seen.append(of.play(coins_M))
                 advance(number + 1, num_releases)
+        scores_RSM = np.stack([each.scores_SM for each in seen])
         if centred:
             # Remove what the other records add to a canary's score: its mean over releases, for which no coin is read.
-            scores_RM = scores_RM - scores_RM.mean(axis=0)
+            scores_RSM = scores_RSM - scores_RSM.mean(axis=0)
+        gains_S = np.sqrt(np.nanmean(np.stack([each.gains_SM for each in seen]) ** 2, axis=(0, 2)))
+        noise = tuple(
+            tuple(NoiseSeen.pooled(kind) for kind in zip(*of_release, strict=True))
+            for of_release in zip(*(each.noise for each in seen), strict=True)
+        )
+        return _Drawn(coins_RM=coins_RM, scores_RSM=scores_RSM, gains_S=gains_S, noise=noise)
+
+    def outcome(scores_N: FloatArray, coins_N: Coins, plan: AttackResult) -> AttackResult:
+        kept_N = ~np.isnan(scores_N)
+        scores_N, coins_N = scores_N[kept_N], coins_N[kept_N]
         # Fixed before any score was seen: a number that is chosen by the scores would invalidate the bound.
-        each = planned.guesses.num_guesses // 2
-        scores_M, coins_M = scores_RM.ravel(), coins_RM.ravel()
+        each = plan.guesses.num_guesses // 2
         return AttackResult(
-            guesses=guess(scores_M, coins_M, num_guessed_in=each, num_guessed_out=each),
-            separation=separate(scores_M, coins_M) if of.is_gaussian else None,
+            guesses=guess(scores_N, coins_N, num_guessed_in=each, num_guessed_out=each),
+            separation=separate(scores_N, coins_N) if shadows.is_gaussian else None,
         )
 
+    both = {name: drawn(of, name) for name, of in (("audit", shadows), ("control", control))}
+    joint = {name: outcome(each.joint_N(), each.coins_RM.ravel(), planned) for name, each in both.items()}
+    singles, row = [], 0
+    for number, release in enumerate(shadows.releases):
+        noise = both["audit"].noise[number]
+        if not release.is_attacked:
+            singles.append(SingleRelease(name=release.name, claim=release.claim, noise=noise, reach=release.reach))
+            continue
+        results, count = [], 0
+        for each in both.values():
+            scores_RM = each.scores_RSM[:, row]
+            count = int((~np.isnan(scores_RM)).sum())
+            plan = at_best(release.claim, count)
+            results.append(outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan))
+        # What the code under test shows of a gain counts up to what is claimed: a fault must not raise the power.
+        planned_mu = None if release.claim.mu is None else min(float(both["audit"].gains_S[row]), release.claim.mu)
+        singles.append(
+            SingleRelease(
+                name=release.name,
+                claim=release.claim,
+                attack=replace(release.claim, mu=planned_mu),
+                found=results[0],
+                control=results[1],
+                control_claim=control.releases[number].claim,
+                noise=noise,
+                reach=release.reach,
+            )
+        )
+        row += 1
     return AuditedRelease(
         part=part,
         release=shadows.events[0].noun,
@@ -223,16 +358,32 @@ def _attacked(
         events=tuple(event_json(event) for event in shadows.events),
         num_releases=num_releases,
         canaries_each=shadows.num_canaries,
-        # Not always half: the control is planned by its epsilon, which is no smooth function of little integer noise.
-        control_noise=min(
-            less / noise
-            for of_run, of_control in zip(shadows.events, control.events, strict=True)
-            for noise, less in zip(_noises(of_run).values(), _noises(of_control).values(), strict=True)
-        ),
+        control_noise=control.control_noise,
         planned=planned,
-        found=outcome(shadows, "audit"),
-        control=outcome(control, "control"),
+        found=joint["audit"],
+        control=joint["control"],
+        singles=tuple(singles),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawn:
+    coins_RM: Coins
+    scores_RSM: FloatArray
+    gains_S: FloatArray
+    noise: tuple[tuple[NoiseSeen, ...], ...]
+
+    def joint_N(self) -> FloatArray:
+        """Return the joint score of every canary: the likelihood ratio of all releases, under the noise that is seen in
+        their scores. No coin is read for it."""
+        total_RM = np.zeros(self.coins_RM.shape)
+        for row, gain in enumerate(self.gains_S):
+            scores_RM = self.scores_RSM[:, row]
+            # A fair coin adds a quarter of the squared gain to the variance; what is left is noise.
+            left = max(float(np.nanvar(scores_RM)) - gain**2 / 4, _LEAST_SPREAD * gain**2)
+            if left > 0:
+                total_RM += np.nan_to_num((scores_RM - gain / 2) * gain / left)
+        return total_RM.ravel()
 
 
 def _noises(event: Any) -> dict[str, float]:
@@ -254,11 +405,11 @@ def shadows_of(
     events: Sequence[Any],
     part: str,
     *,
-    noise_share: float = 1.0,
+    is_control: bool = False,
     on_private: bool = False,
 ) -> Shadows:
-    """Return an attack on shadow releases of a run: releases that its method draws for the audit, with ``noise_share``
-    times the run's noise.
+    """Return attacks on shadow releases of a run: releases that its method draws for the audit, with the run's noise or
+    (``is_control``) half of it.
 
     ``events`` are the run's privacy events for the records that the releases read; ``part`` says which records these
     are, "private" or "test". AuditError if no attack is known for the method.
@@ -268,34 +419,53 @@ def shadows_of(
     if on_private:
         require_data_by_name(run)
         loaded = load_for(run, config.data)
-    weaker: list[Any] = []  # the same events with a share of their noise
-    for event in events:
-        if isinstance(event, LaplaceReleases):
-            weaker.append(replace(event, epsilon=event.epsilon / noise_share))
-        else:
-            scales = {name: value * noise_share for name, value in _noises(event).items()}
-            weaker.append(replace(event, **scales))
     if part == "test":
-        return _metrics(run, facts, weaker[0], config, loaded)
-    if isinstance(config, PrivateMethod) and noise_share != 1:
-        # The same method, planned for what half the noise costs: nothing in the release path knows of an audit.
-        epsilon = price(weaker, delta=config.target.delta, accounting=config.target.accounting).epsilon
-        config = config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
+        return _metrics(run, facts, events[0], config, loaded, is_control=is_control)
     match config:
         case RecordVotes():
-            return _cells(run, facts, config, loaded)
+            return _cells(run, facts, config, events[0], loaded, is_control=is_control)
         case WeightedVotes() | ResidualVotes() | AdaSsp():
-            return _sums(run, facts, config, events, loaded)
+            return _sums(run, facts, config, events, loaded, is_control=is_control)
         case GnmaxMethod() if len(events) == 1 and isinstance(events[0], ConfidentGnmaxQueries):
-            return _votes(run, facts, config, events[0], noise_share=noise_share, on_private=on_private)
+            return _votes(run, facts, config, events[0], is_control=is_control, on_private=on_private)
         case DpSgdFamily() if all(isinstance(event, PoissonGaussians | PoissonGaussianLaplaces) for event in events):
-            return _models(facts, config, events, loaded)
+            if not is_control:
+                return _models(facts, config, events, loaded)
+            # The same method, planned for what half the noise costs.
+            weaker: list[Any] = [
+                replace(event, **{name: value / 2 for name, value in _noises(event).items()}) for event in events
+            ]
+            epsilon = price(weaker, delta=config.target.delta, accounting=config.target.accounting).epsilon
+            half = config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
+            shadows = _models(facts, half, None, loaded)
+            share = min(
+                less / noise
+                for of_run, of_control in zip(events, shadows.events, strict=True)
+                for noise, less in zip(_noises(of_run).values(), _noises(of_control).values(), strict=True)
+            )
+            # Not always half: the control is planned by its epsilon, and group shares keep their noise.
+            return replace(shadows, control_noise=share)
         case Postprocessing() if config.dp_postprocessing.base == "sgd":
-            return _counts(facts, config, loaded)
+            return _counts(facts, config, loaded, is_control=is_control)
     raise AuditError(
         f"method: no attack on the releases of {config.method} is known; audit a run of record_votes, weighted_votes, "
         "residual_votes, ada_ssp, a method with teachers, DP-SGD, or dp_postprocessing with base=sgd."
     )
+
+
+def _of_gaussian(norm: float, stddev: float, delta: float) -> IdealAttack:
+    """Return the strongest attack on a Gaussian release to which a unit adds a vector of this ``norm``."""
+    mu = norm / stddev * _ROUNDED
+    return IdealAttack(epsilon=gaussian_epsilon(mu, delta), mu=mu)
+
+
+def _own_noise(shape: tuple[int, ...], stddev: float) -> IntArray:
+    """Return noise that the audit draws itself, in whole numbers, by another generator than the code under test."""
+    return np.rint(np.random.default_rng().normal(scale=stddev, size=shape)).astype(np.int64)
+
+
+def _squares(noise: Numbers, stddev: float, *, kurtosis: float = 3.0) -> NoiseSeen:
+    return NoiseSeen.of_squares(float(((noise / stddev) ** 2).sum()), noise.size, kurtosis=kurtosis)
 
 
 def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
@@ -414,13 +584,36 @@ def _declared_size(config: Method) -> int:
         return _RECORDS_UNKNOWN
 
 
-def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
-    """Return the log-likelihood ratio of the numbers ``released``, with ``added`` in them against without, under
-    Gaussian noise of standard deviation ``stddev``, summed over the first axis."""
-    return ((released - added / 2) * added / stddev**2).sum(axis=0)
+def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> tuple[FloatArray, FloatArray]:
+    """Return the scores of canaries from the numbers ``released``, projected on the numbers ``added`` by an included
+    canary, in standard deviations of the noise; and the gain of an included canary, both summed over the first axis.
+
+    Score and gain give the log-likelihood ratio. A canary that adds nothing has no score (NaN).
+    """
+    gain_M = np.sqrt((np.asarray(added, np.float64) ** 2).sum(axis=0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score_M = (released * added).sum(axis=0) / gain_M / stddev
+    return np.where(gain_M > 0, score_M, np.nan), gain_M / stddev
 
 
-def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
+def _both_kinds(noise_RM: Numbers, included_M: Coins, stddev: float, *, kurtosis: float = 3.0) -> tuple[NoiseSeen, ...]:
+    """Return the noise that is seen where canaries are included, and where they are not: noise may be missing only on
+    numbers that are otherwise 0."""
+    return tuple(_squares(noise_RM[..., kept_M], stddev, kurtosis=kurtosis) for kept_M in (included_M, ~included_M))
+
+
+def _moments_of(stddev: float) -> tuple[float, float]:
+    """Return the standard deviation and the kurtosis of the discrete Gaussian of parameter ``stddev``."""
+    if stddev > _FINE:
+        return stddev, 3.0
+    value, log_mass = log_masses(stddev)
+    second, fourth = (float((np.exp(log_mass) * value.astype(np.float64) ** power).sum()) for power in (2, 4))
+    return math.sqrt(second), fourth / second**2
+
+
+def _cells(
+    run: RunDirectory, facts: DataRecord, config: RecordVotes, stated: Any, loaded: Dataset | None, *, is_control: bool
+) -> Shadows:
     """Return an attack on the noisy tables of the method record_votes. Each cell of a table has one canary, a record
     that the attacker looks for in this cell. A cell belongs to a prototype (a centre of public records), a label and,
     if the method reads groups, a group."""
@@ -436,33 +629,64 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     # Found once: they depend on public records and a public seed only, so they are the same in every release.
     found = config.prototypes(without_canaries)
 
+    def without_noise(dataset: Dataset, *, noise: float = 0.0) -> Released:
+        def here(exact_RW: IntArray, **_: Any) -> IntArray:
+            return exact_RW + _own_noise(exact_RW.shape, noise)
+
+        return config.measure(replace(_training(config, dataset), noisy_sum=here), found)
+
     # Without noise: what the attacker knows of the other records.
-    exact = replace(_training(config, without_canaries), noisy_sum=lambda exact_RW, **_: exact_RW)
-    known = config.measure(exact, found)
+    known = without_noise(without_canaries)
     prototypes, places = np.unique(known.arrays["prototype_M"], return_index=True)
     at_M, row_M = np.repeat(places, num_rows), np.tile(np.arange(num_rows), len(places))
     canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)
     setting = _setting(facts, public_x, canaries, **options)
-    event: Any = known.events[0]
-    added_1M = np.full((1, len(row_M)), 1.0 if isinstance(event, mechanism_events.VoteTables) else float(UNITS))
+    stddev, added = stated.noise_stddev_votes, 1.0 if isinstance(stated, mechanism_events.VoteTables) else float(UNITS)
+    spread, kurtosis = _moments_of(stddev)
+    of_claim = stddev / 2 if is_control else stddev
 
     def cells(released: Released) -> IntArray:
         arrays = released.arrays
         table_KR = arrays["votes_KC"] if "votes_KC" in arrays else np.hstack([*arrays["votes_GKC"]])
         return table_KR[np.repeat(prototypes, num_rows), row_M]
 
-    def play(included_M: Coins) -> FloatArray:
-        found_M = cells(config.measure(_training(config, setting.with_canaries(included_M)), found)) - cells(known)
-        return _log_ratio(found_M[None], added_1M, event.noise_stddev_votes)
+    def play(included_M: Coins) -> Seen:
+        dataset = setting.with_canaries(included_M)
+        shown = (
+            without_noise(dataset, noise=of_claim) if is_control else config.measure(_training(config, dataset), found)
+        )
+        found_M = cells(shown) - cells(known)
+        score_M, gain_M = _log_ratio(found_M[None], np.full((1, len(found_M)), added), of_claim)
+        noise_M = found_M - added * included_M
+        noise = _both_kinds(noise_M, included_M, spread, kurtosis=kurtosis)
+        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=(noise,))
 
-    attack = "likelihood ratio of the count in the canary's cell"
-    return Shadows(attack=attack, events=known.events, num_canaries=len(row_M), play=play, is_gaussian=True)
+    alone = replace(setting.dataset, private=setting.canaries.take(list(range(setting.copies))))
+    nobodys = replace(setting.dataset, private=setting.canaries.take([]))
+    one_M, none_M = (cells(without_noise(each)) for each in (alone, nobodys))
+    claim = _of_gaussian(added, of_claim, config.target.delta)
+    release = Claimed(name="table of votes", claim=claim, reach=float(np.linalg.norm(one_M - none_M)) / added)
+    return Shadows(
+        attack="likelihood ratio of the count in the canary's cell",
+        events=known.events,
+        num_canaries=len(row_M),
+        releases=(release,),
+        play=play,
+        is_gaussian=True,
+        control_noise=0.5 if is_control else 1.0,
+    )
 
 
 def _sums(
-    run: RunDirectory, facts: DataRecord, config: SumMethod, events: Sequence[Event], loaded: Dataset | None
+    run: RunDirectory,
+    facts: DataRecord,
+    config: SumMethod,
+    events: Sequence[Any],
+    loaded: Dataset | None,
+    *,
+    is_control: bool,
 ) -> Shadows:
-    """Return an attack on noisy sums of feature vectors, of their products and of residuals. For each coordinate of the
+    """Return attacks on noisy sums of feature vectors, of their products and of residuals. For each coordinate of the
     feature vectors there is one canary (a record that the attacker looks for), whose features lie along this
     coordinate."""
     if isinstance(config, ResidualVotes):
@@ -479,67 +703,212 @@ def _sums(
         np.random.default_rng(0).normal(size=(min(len(kept), _MOST_POOL), width)) * EMBEDDED_NORM / math.sqrt(width)
     )
     public_x = torch.from_numpy(pool_MD.astype(np.float32)) if loaded is None else loaded.public.x
-    number_M = np.arange(min(width, _MOST_EACH))
+    # The least eigenvalue is one number of each release: it needs more releases.
+    number_M = np.arange(min(width, _MOST_OF_EIGENVALUE if isinstance(config, AdaSsp) else _MOST_EACH))
     loud_MD = _LOUD * EMBEDDED_NORM * torch.eye(width)[: len(number_M)]
     canaries = (loud_MD, number_M % len(facts.label_names), number_M % len(facts.group_names))
     setting = _setting(facts, public_x, canaries, num_others=_declared_size(config), loaded=loaded, is_embedded=True)
+    is_adassp, num_canaries = isinstance(config, AdaSsp), len(number_M)
+    if is_adassp and loaded is None:
+        # In every direction but the last canary's there are records: it alone decides about the least eigenvalue.
+        filled_D = np.repeat(np.delete(np.arange(width), num_canaries - 1), _COPIES)
+        filled_x = _LOUD * EMBEDDED_NORM * torch.eye(width)[torch.from_numpy(filled_D)]
+        kinds = (filled_D % len(facts.label_names), filled_D % len(facts.group_names))
+        filling = _records(filled_x, *kinds, name="filling", unit=facts.unit)
+        setting = replace(setting, others=_joined(setting.others, filling))
     whole = config.model_copy(update={"ray": RayConfig(num_actors=0)}) if hasattr(config, "ray") else config
-    alone = replace(setting.dataset, private=setting.canaries)
 
-    def play(included_M: Coins) -> FloatArray:
-        released = whole.measure(_training(whole, setting.with_canaries(included_M)))
-        score_M = np.zeros(len(included_M))
-        for shown_RW, added_RW, stddev in _sums_and_gains(whole, released, alone):
+    def made_of(records: Split) -> Dataset:
+        return replace(setting.dataset, private=records)
+
+    no_coins_M = np.zeros(num_canaries, np.bool_)
+    drawn = whole.measure(_training(whole, setting.with_canaries(no_coins_M)))
+    of_sums, of_last = events[0], events[-1]
+    moments = next((event for event in events if isinstance(event, mechanism_events.MomentSums)), None)
+    event_of = {
+        name: {"sums": of_sums, "moments": moments, "squares": moments}.get(name, of_last)
+        for name in _numbers(drawn.arrays)
+    }
+    # Noise off the diagonal has half the variance; both parts are priced by the norm of the whole matrix.
+    scale = {name: math.sqrt(0.5) if name == "moments" else 1.0 for name in event_of}
+    stddevs = {name: scale[name] * event.noise_stddev_votes for name, event in event_of.items()}
+    share = 0.5 if is_control else 1.0
+    # Of the moments only numbers above the diagonal are released.
+    above = np.triu(np.ones((width + 1, width + 1), np.bool_), 1)[:, 1 : 1 + num_canaries]
+    special = setting.canaries.take(list(range((num_canaries - 1) * setting.copies, num_canaries * setting.copies)))
+
+    def eigenvalues(
+        exact: dict[str, IntArray], is_in: bool, least: Callable[[FloatArray], float]
+    ) -> tuple[float, float]:
+        """Return the least eigenvalue of the second moments without the last canary, and with it."""
+        matrix_WW, own_WW = (
+            _symmetric(each) for each in (exact, exact_sums(whole, made_of(special), _shown_of(exact)))
+        )
+        with_WW = matrix_WW if is_in else matrix_WW + own_WW
+        return least(with_WW - own_WW), least(with_WW)
+
+    def play(included_M: Coins) -> Seen:
+        dataset = setting.with_canaries(included_M)
+        if is_control:
+            own_noise: dict[str, IntArray] = {}
+
+            def noisy(name: str, exact_RW: IntArray) -> IntArray:
+                own_noise[name] = _own_noise(exact_RW.shape, stddevs[name])
+                return exact_RW + own_noise[name]
+
+            whole_exact = exact_sums(whole, dataset, noisy)
+            shown = {name: noisy(name, exact) for name, exact in whole_exact.items() if name not in own_noise}
+            shown |= {name: exact + own_noise[name] for name, exact in whole_exact.items()}
+        else:
+            shown = _numbers(whole.measure(_training(whole, dataset)).arrays)
+            whole_exact = exact_sums(whole, dataset, _shown_of(shown)) if is_adassp else {}
+        if is_adassp:
+            before, after = eigenvalues(whole_exact, bool(included_M[-1]), lambda each: np.linalg.eigvalsh(each)[0])
+            exact_eigenvalue = after if included_M[-1] else before
+            if is_control:
+                own_noise["eigenvalue"] = _own_noise((1, 1), stddevs["eigenvalue"])
+                shown["eigenvalue"] = np.rint(exact_eigenvalue).astype(np.int64) + own_noise["eigenvalue"]
+        added = exact_sums(whole, made_of(setting.canaries), _shown_of(shown))
+        base = (
+            None if loaded is None and not is_adassp else exact_sums(whole, made_of(setting.others), _shown_of(shown))
+        )
+        scores, gains = [], []
+        noises: list[tuple[NoiseSeen, ...]] = []
+        for name in event_of:
+            stddev = stddevs[name]
+            if name == "eigenvalue":
+                noise = shown[name].ravel() - exact_eigenvalue
+                score_M, gain_M = (np.full(num_canaries, np.nan) for _ in range(2))
+                # The control's noise on this number alone is halved.
+                half = share * own_noise[name].ravel() if is_control else noise
+                score_M[-1] = (exact_eigenvalue + half[0] - before) / (share * stddev)
+                gain_M[-1] = (after - before) / (share * stddev)
+                scores.append(score_M)
+                gains.append(gain_M)
+                noises.append((_squares(noise, stddev),))
+                continue
             # Only this canary moves its own column, and all move the first one, which counts records.
-            own = slice(1, 1 + len(included_M))
-            score_M += _log_ratio(shown_RW[:, own], added_RW[:, own], stddev)
-        return score_M
+            own = slice(1, 1 + num_canaries)
+            known_RM = 0 if base is None else base[name][:, own]
+            found_RM = shown[name][:, own] - known_RM
+            if is_control:
+                # Of this release alone: the rounds that follow were computed under all the noise.
+                found_RM = found_RM - own_noise[name][:, own] + np.rint(share * own_noise[name][:, own])
+            added_RM = added[name][:, own]
+            score_M, gain_M = _log_ratio(found_RM, added_RM, share * stddev)
+            scores.append(score_M)
+            gains.append(gain_M)
+            noise_RM = shown[name][:, own] - known_RM - included_M * added_RM
+            if name == "moments":
+                kinds = [noise_RM[above & of_M] for of_M in (included_M, ~included_M)]
+                noises.append(tuple(_squares(each, stddev) for each in kinds))
+            else:
+                noises.append(_both_kinds(noise_RM, included_M, stddev))
+        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noises))
 
-    attack = "likelihood ratio of all released numbers that the canary alone moves"
-    none_M = np.zeros(len(number_M), np.bool_)
-    drawn = whole.measure(_training(whole, setting.with_canaries(none_M))).events
-    return Shadows(attack=attack, events=drawn, num_canaries=len(number_M), play=play, is_gaussian=True)
+    shown = _numbers(drawn.arrays)
+    reaches = dict.fromkeys(event_of, 0.0)
+    for first in range(0, len(setting.canaries), setting.copies)[: len(facts.label_names)]:
+        one = setting.canaries.take(list(range(first, first + setting.copies)))
+        exact = exact_sums(whole, made_of(one), _shown_of(shown))
+        norms = {name: float(np.linalg.norm(each.astype(np.float64))) for name, each in exact.items()}
+        if "moments" in norms:
+            norms["moments"] = norms["squares"] = math.hypot(math.sqrt(2) * norms["moments"], norms["squares"])
+        for name, norm in norms.items():
+            reaches[name] = max(reaches[name], norm / event_of[name].norm)
+    if is_adassp:
+        # By the method's own function: its rounding and its scale are part of what is bounded.
+        exact = exact_sums(whole, setting.with_canaries(no_coins_M), _shown_of(shown))
+        before, after = eigenvalues(
+            exact, False, lambda each: int(least_eigenvalue(np.rint(each).astype(np.int64))[0, 0])
+        )
+        reaches["eigenvalue"] = abs(after - before) / event_of["eigenvalue"].norm
+    releases = tuple(
+        Claimed(
+            name=_WORDS.get(name, name),
+            claim=_of_gaussian(event.norm, share * event.noise_stddev_votes, config.target.delta),
+            reach=reaches[name],
+        )
+        for name, event in event_of.items()
+    )
+    return Shadows(
+        attack="likelihood ratio of all released numbers that the canary alone moves",
+        events=drawn.events,
+        num_canaries=num_canaries,
+        releases=releases,
+        play=play,
+        is_gaussian=True,
+        control_noise=share,
+    )
 
 
-def _sums_and_gains(config: SumMethod, released: Released, canaries: Dataset) -> list[tuple[Numbers, Numbers, float]]:
-    """Return for each noisy sum in ``released`` three things: its released values, what all ``canaries`` together add
-    to it, and the standard deviation of its noise. A later sum is computed from the released values of earlier ones."""
-    arrays, parts = released.arrays, list[tuple[Numbers, Numbers, float]]()
+_WORDS = {"moments": "second moments off the diagonal", "squares": "second moments on the diagonal"}
+_WORDS |= {"eigenvalue": "least eigenvalue"}
+_Shown = Callable[[str, IntArray], IntArray]
+
+
+def _numbers(arrays: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """Return the matrices of a release of sums by name, each with one row per sum and one column per coordinate."""
+    sums = arrays["sums_CW"] if "sums_CW" in arrays else arrays["sums_GCW"]
+    found = {"sums": sums.reshape(-1, sums.shape[-1])}
+    if "moments_WW" in arrays:
+        found |= {"moments": np.triu(arrays["moments_WW"], 1), "squares": arrays["moments_WW"].diagonal()[None].copy()}
+    if "eigenvalue_11" in arrays:
+        found["eigenvalue"] = arrays["eigenvalue_11"]
+    return found | {f"residuals {k}": each for k, each in enumerate(arrays.get("residuals_RCW", ()))}
+
+
+def _shown_of(numbers: Mapping[str, Numbers]) -> _Shown:
+    return lambda name, _: numbers[name]
+
+
+def _symmetric(exact: Mapping[str, Numbers]) -> FloatArray:
+    above = exact["moments"].astype(np.float64)
+    return above + above.T + np.diag(exact["squares"][0].astype(np.float64))
+
+
+def exact_sums(config: SumMethod, dataset: Dataset, shown: _Shown) -> dict[str, IntArray]:
+    """Return the exact sums that ``config`` computes of the private records of ``dataset``, by name. ``shown`` returns
+    what is released in the place of each: later sums depend on it."""
     if isinstance(config, AdaSsp):
-        sums, moments, _ = (event.noise_stddev_votes for event in config.events())
-        ballot = WeightedBallot.of(canaries, config.ada_ssp.embedding)
-        records = RecordSums.of(ballot, canaries.private, BlockPool())
+        ballot = WeightedBallot.of(dataset, config.ada_ssp.embedding)
+        records = RecordSums.of(ballot, dataset.private, BlockPool())
         exact_WW = records.total(votes_themselves, norm=UNITS**2)
-        return [
-            (arrays["sums_CW"], records.total(partial(indicators, num_classes=canaries.num_classes), norm=UNITS), sums),
-            (np.triu(arrays["moments_WW"], 1), np.triu(exact_WW, 1), moments / math.sqrt(2)),
-            (arrays["moments_WW"].diagonal()[None], exact_WW.diagonal()[None], moments),
-        ]
+        return {
+            "sums": records.total(partial(indicators, num_classes=dataset.num_classes), norm=UNITS),
+            "moments": np.triu(exact_WW, 1),
+            "squares": exact_WW.diagonal()[None].copy(),
+        }
+    found: dict[str, IntArray] = {}
 
-    # Run the method again on the canaries alone. Each noisy sum that it asks for is replaced by the released one, so
-    # that every later sum is computed from the released rule.
-    def shown(exact_RW: IntArray, *, stddev: float, name: str, **_: Any) -> IntArray:
-        match name.split():
-            case ["moments"]:
-                found = np.triu(arrays["moments_WW"], 1)
-            case ["squares"]:
-                found = arrays["moments_WW"].diagonal()[None].copy()
-            case ["residuals", number, _]:
-                found = arrays["residuals_RCW"][int(number.strip(","))]
-            case _:
-                found = (arrays["sums_CW"] if "sums_CW" in arrays else arrays["sums_GCW"]).reshape(exact_RW.shape)
-        parts.append((found, exact_RW, stddev))
-        return found
+    def here(exact_RW: IntArray, *, name: str, **_: Any) -> IntArray:
+        # The names of sums over sites: "class", "sums, class", "moments", "squares", "residuals 3, class".
+        own = "sums" if name == "class" else name.split(",")[0]
+        found[own] = exact_RW
+        return shown(own, exact_RW).reshape(exact_RW.shape)
 
-    config.measure(replace(_training(config, canaries), noisy_sum=shown))
-    return parts
+    config.measure(replace(_training(config, dataset), noisy_sum=here))
+    return found
 
 
-def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
-    """Return an attack on published models of the DP-SGD family. Each canary (a record that the attacker looks for) has
-    a feature of its own, which is 0 in every other record, so that the model's weight of this feature depends on the
-    canary alone."""
-    rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
+@dataclass(kw_only=True)
+class _Sums:
+    """What a training's noisy sums showed by name: squares of the noise over its claim, and the largest exact norm."""
+
+    total: float = 0.0
+    num: int = 0
+    norm: float = 0.0
+
+
+def _models(facts: DataRecord, config: DpSgdFamily, stated: Sequence[Event] | None, loaded: Dataset | None) -> Shadows:
+    """Return an attack on trainings of the DP-SGD family. Each canary (a record that the attacker looks for) has a
+    feature of its own, which is 0 in every other record, so that the model's weights of this feature depend on the
+    canary alone.
+
+    The attacker sees the noisy sums of all steps, of which the guarantee is for. ``stated``: the privacy events of the
+    run; None: those that the training returns.
+    """
+    rates = {rate for event in stated or () if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
     config = config.model_copy(update={"dp_sgd": config.dp_sgd.model_copy(update={"num_records": size})})
@@ -556,32 +925,177 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
     setting = _setting(
         facts, public_x, canaries, num_others=max(0, size - len(number_M) // 2), loaded=loaded, is_embedded=False
     )
-    replaced = getattr(events[0], "relation", "") == "replace one"
+    true_M, seen_x = torch.from_numpy(label_M), scale_bytes(canary_x)
 
     def odds(model: torch.nn.Module) -> FloatArray:
         """Return the log odds that ``model`` gives to every canary's label."""
         with torch.no_grad():
-            logits_MC = model.eval()(scale_bytes(canary_x)).double()
-        own_M = logits_MC.gather(1, torch.from_numpy(label_M)[:, None])
-        rest_MC = logits_MC.scatter(1, torch.from_numpy(label_M)[:, None], -math.inf)
+            logits_MC = model.eval()(seen_x).double()
+        own_M = logits_MC.gather(1, true_M[:, None])
+        rest_MC = logits_MC.scatter(1, true_M[:, None], -math.inf)
         return (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
 
-    def play(included_M: Coins) -> FloatArray:
+    def trained(dataset: Dataset, watch: Watch, model: torch.nn.Module) -> Any:
+        return config.train(replace(_training(config, dataset, model), watch=watch))
+
+    # First one canary alone, without the others: how far it moves the exact sums, whatever is drawn.
+    sums: dict[str, _Sums] = {}
+
+    def reached(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG001
+        kept = sums.setdefault(name, _Sums())
+        flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in map(_on_cpu, exact)])
+        kept.norm = max(kept.norm, float(np.linalg.norm(flat, ord=1 if name == "histograms" else 2)) / norm)
+
+    for number in range(min(len(facts.label_names), len(number_M))):
+        rows = range(number * setting.copies, (number + 1) * setting.copies)
+        alone = replace(setting.dataset, private=setting.canaries.take(list(rows)))
+        with suppress(SpentError):  # so few records that noisy group shares may be all 0
+            trained(alone, reached, initial_model(config, alone))
+    whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
+    events = trained(whole, reached_by_many := _Names(), initial_model(config, whole)).events
+    multipliers = _multipliers(config, tuple(stated or events))
+    if unknown := set(reached_by_many.names) - set(multipliers):
+        raise AuditError(f"method: {config.method} releases {', '.join(sorted(unknown))}, for which no audit is known.")
+    # A convolution shares its weights among places: no canary has a direction of its own.
+    first = next(initial_model(config, whole).parameters())
+    has_direction = first.ndim == 2 and first.shape[1] == width
+    rate = next((r for event in events if (r := getattr(event, "sampling_rate", 1.0)) < 1), 1.0)
+    is_replaced = getattr(events[0], "relation", "") == "replace one"
+
+    def play(included_M: Coins) -> Seen:
         dataset = setting.with_canaries(included_M)
-        if replaced:  # by a record at the origin
+        if is_replaced:  # by a record at the origin
             rest = setting.canaries.take(np.flatnonzero(np.repeat(~included_M, setting.copies)).tolist())
             dataset = replace(dataset, private=_joined(dataset.private, replace(rest, x=torch.zeros_like(rest.x))))
+        model = initial_model(config, dataset)
         # Subtract the odds under the initial model, whose weights a public seed draws.
-        before = odds(initial_model(config, dataset))
-        trained = config.train(_training(config, dataset, initial_model(config, dataset)))
-        return odds(trained.model) - before
+        before = odds(model)
+        seen = {name: [_Sums(), _Sums()] for name in multipliers}
+        ratio_M, squared_M = np.zeros(len(number_M)), np.zeros(len(number_M))
+        sampled = _Sums()
 
-    whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
-    drawn = config.train(_training(config, whole, initial_model(config, whole))).events
+        def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
+            multiplier, variance, _ = multipliers[name]
+            pairs = [
+                tuple(np.asarray(_on_cpu(each), np.float64).ravel()[:_MOST_NUMBERS] for each in pair)
+                for pair in zip(exact, released, strict=True)
+            ]
+            # Noise may be missing on empty samples alone.
+            of = seen[name][any(was_P.any() for was_P, _ in pairs)]
+            for was_P, shown_P in pairs:
+                of.total += float((((shown_P - was_P) / (norm * multiplier)) ** 2).sum()) / variance
+                of.num += len(was_P)
+            if name == "gradients" and has_direction:
+                # Its own feature's weights show in the exact sum whether a canary is in the sample.
+                exact_HD = next(each for each in exact if each.shape == first.shape)
+                sampled.num += int(included_M.sum())
+                sampled.total += int((exact_HD.detach().cpu()[:, number_M] != 0).any(dim=0)[included_M].sum())
+                shift_M, score_M = _along(model, released, norm)
+                weight_M, projected_M = np.minimum(shift_M, 1.0) / multiplier, score_M / multiplier
+                # The likelihood ratio of a Poisson sample: the canary is in it with the sampling rate.
+                raised_M = np.clip(projected_M * weight_M - weight_M**2 / 2, -_FAR, _FAR)
+                ratio_M[:] += raised_M if rate == 1 else np.log1p(rate * np.expm1(raised_M))
+                squared_M[:] += weight_M**2 if rate == 1 else rate**2 * np.expm1(np.minimum(weight_M**2, _FAR))
+
+        def _along(model: torch.nn.Module, released: Sequence[Any], norm: float) -> tuple[FloatArray, FloatArray]:
+            """Return the norm of every canary's gradient by its own feature's weights, over the clipping bound, and
+            the released sum in its direction."""
+            weights = next(model.parameters())
+            with torch.enable_grad():
+                loss = torch.nn.functional.cross_entropy(model(seen_x.to(weights.device)), true_M, reduction="sum")
+                # Only its own canary has a feature, so that one gradient of the sum has that of each in its column.
+                (slopes_HD,) = torch.autograd.grad(loss, [weights])
+            shown_HD = next(each for each in released if each.shape == weights.shape)
+            columns = torch.from_numpy(number_M)
+            slope_HM, shown_HM = (each.detach().cpu()[:, columns].double().numpy() for each in (slopes_HD, shown_HD))
+            length_M = np.linalg.norm(slope_HM, axis=0)
+            return length_M / norm, (slope_HM * shown_HM).sum(axis=0) / np.maximum(length_M, 1e-30) / norm
+
+        result = trained(dataset, watch, model)
+        if has_direction:
+            gain_M = np.sqrt(squared_M)
+            score_M = ratio_M / np.maximum(gain_M, 1e-30) + gain_M / 2
+        else:
+            # Of unknown gain: this attack alone has no power, whatever it finds.
+            score_M, gain_M = odds(result.model) - before, np.zeros(len(number_M))
+        noise = tuple(
+            tuple(NoiseSeen.of_squares(each.total, each.num, kurtosis=multipliers[name][2]) for each in kinds)
+            for name, kinds in seen.items()
+        )
+        if has_direction and rate < 1 and loaded is None:
+            of_gradients, *others = noise
+            of_samples = NoiseSeen.of_samples(int(sampled.total), sampled.num, rate=rate)
+            noise = ((*of_gradients, of_samples), *others)
+        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=noise)
+
+    delta, releases = config.target.delta, []
+    for name, (multiplier, *_) in multipliers.items():
+        if name not in reached_by_many.names:
+            continue
+        if name == "gradients":
+            # Of the gradients alone, where each step releases more.
+            count = sum(getattr(event, "count", 0) for event in events if getattr(event, "sampling_rate", 1.0) == rate)
+            alone_event = PoissonGaussians(
+                count=count, noise_multiplier=multiplier, sampling_rate=rate, relation=events[0].relation
+            )
+            epsilon = price([alone_event], delta=delta, accounting=config.target.accounting).epsilon
+            claim = IdealAttack(epsilon=epsilon, mu=gaussian_mu(epsilon, delta) if epsilon else 0.0)
+        else:
+            claim = IdealAttack(epsilon=0.0, mu=None)
+        reach = sums[name].norm if name in sums else None
+        releases.append(Claimed(name=name, claim=claim, is_attacked=name == "gradients", reach=reach))
     # Without sampling, a step is Gaussian itself.
-    is_gaussian = not rates or sum(getattr(event, "count", 0) for event in events) >= _MANY
-    attack = "how much the published model raised the odds of the canary's label"
-    return Shadows(attack=attack, events=drawn, num_canaries=len(number_M), play=play, is_gaussian=is_gaussian)
+    is_gaussian = rate == 1 or sum(getattr(event, "count", 0) for event in events) >= _MANY
+    attack = (
+        "likelihood ratio of the noisy sums of all steps in the direction of the canary's gradient"
+        if has_direction
+        else "how much the published model raised the odds of the canary's label"
+    )
+    return Shadows(
+        attack=attack,
+        events=events,
+        num_canaries=len(number_M),
+        releases=tuple(releases),
+        play=play,
+        is_gaussian=is_gaussian,
+    )
+
+
+def _on_cpu(values: Any) -> Any:
+    return values.detach().cpu() if isinstance(values, Tensor) else values
+
+
+class _Names:
+    """Remembers the names of the releases of a training."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def __call__(self, name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG002
+        self.names.add(name)
+
+
+def _multipliers(config: DpSgdFamily, events: Sequence[Any]) -> dict[str, tuple[float, float, float]]:
+    """Return for each release of a step its noise multiplier or scale, the variance of noise of scale 1, and its
+    kurtosis. They follow from the events of the statement: one event may stand for two releases on one sample, whose
+    squares of sensitivity over noise add up to the event's."""
+    (of_steps, *others), normal = events, (1.0, 3.0)
+    if isinstance(config, RacoDp):
+        joint, share = of_steps.gradient_noise_multiplier, config.raco_dp.resolved_size_share
+        found = {
+            "gradients": (joint / math.sqrt(1 - share), *normal),
+            "histograms": (of_steps.laplace_scale, 2.0, 6.0),
+        }
+        return found | ({"sizes of cells": (joint / math.sqrt(share), *normal)} if share else {})
+    joint = of_steps.noise_multiplier
+    if not isinstance(config, DpFermi) or not config.dp_fermi.weight:
+        return {"gradients": (joint, *normal)}
+    ratio = config.dp_fermi.matrix_noise_ratio
+    of_model = joint * math.sqrt(1 + ratio**-2)
+    found = {"gradients": (of_model, *normal), "matrices": (ratio * of_model, *normal)}
+    for of_shares in others:
+        found["group shares"] = (of_shares.noise_multiplier, *normal)
+    return found
 
 
 def _votes(
@@ -590,13 +1104,15 @@ def _votes(
     config: GnmaxMethod,
     stated: ConfidentGnmaxQueries,
     *,
-    noise_share: float,
+    is_control: bool,
     on_private: bool,
 ) -> Shadows:
-    """Return an attack on the noisy answers that teachers give to a run's queries.
+    """Return attacks on the noisy answers that teachers give to a run's queries: on the answers, and on which queries
+    pass the threshold check.
 
     A canary is a record of one teacher. In every query it changes this teacher's vote from one of two classes to the
-    other. The direction of the change is random for each query, and known to the attacker.
+    other. The direction of the change is random for each query, and known to the attacker. Where there is a threshold,
+    half of the queries have votes at it; all others are a tie of two classes.
     """
     mechanism, target = config.mechanism, config.target
     if target.epsilon is not None:
@@ -604,80 +1120,160 @@ def _votes(
         mechanism = mechanism_within(
             mechanism, target_epsilon=target.epsilon, target_delta=target.delta, num_queries=asked
         )
-    mechanism = mechanism.scaled(noise_share)
+    share = 0.5 if is_control else 1.0
+    mechanism = mechanism.scaled(share)
     num_voters, queries = config.num_voters, stated.count
-    event: Any = mechanism_events.of_teachers(mechanism.worst_case(queries), stated.unit)
+    drawn: Any = mechanism_events.of_teachers(mechanism.worst_case(queries), stated.unit)
+    # Noise is compared with what the statement claims, not with what the mechanism says of itself.
+    label_noise, check_noise = share * stated.noise_stddev_votes, share * stated.threshold_stddev_votes
+    has_check = math.isfinite(stated.threshold)
     # So few canaries that the votes of the others hide one no more than the noise does.
-    num_canaries = max(1, min(_MOST_EACH, num_voters // 4, int(event.noise_stddev_votes**2 / 4)))
+    num_canaries = max(1, min(_MOST_EACH, num_voters // 4, int(stated.noise_stddev_votes**2 / 4)))
+    if has_check:
+        num_canaries = max(1, min(num_canaries, int(stated.threshold_stddev_votes**2 / 4)))
     generator = np.random.default_rng(0)
     groups = generator.integers(len(facts.group_names), size=queries).tolist()
     code_QM = generator.integers(2, size=(queries, num_canaries))
-    sign_QM = 2 * code_QM - 1
     votes_QC = np.zeros((queries, len(facts.label_names)), np.int64)
     rest = num_voters - num_canaries
-    # Two classes share the votes, as near to a tie as the check lets pass.
-    votes_QC[:, 0] = max(-(-rest // 2), min(rest, event.threshold)) if math.isfinite(event.threshold) else -(-rest // 2)
-    votes_QC[:, 1] = rest - votes_QC[:, 0]
+    half, of_threshold = -(-rest // 2), 0
+    at_check_Q = np.zeros(queries, np.bool_)
+    votes_QC[:, 0] = half
+    if has_check:
+        of_threshold = min(rest, max(0, round(stated.threshold) - num_canaries // 2))
+        at_check_Q = np.arange(queries) % 2 == 1
+        # The others pass as surely as a vote may, by made-up teachers: more than the run has, if it takes them.
+        half = max(half, of_threshold + round(3 * stated.threshold_stddev_votes))
+        votes_QC[:, 0] = np.where(at_check_Q, of_threshold, half)
+    votes_QC[:, 1] = np.where(at_check_Q, rest - of_threshold, half)
     if on_private:
         # The run's own votes, without as many votes for the leading class as there are canaries.
         votes_QC = context.read_votes(run.votes).votes_QC.copy()
         queries, leader_Q = len(votes_QC), votes_QC.argmax(axis=1)
         led_Q = np.arange(queries), leader_Q
         votes_QC[led_Q] = np.maximum(votes_QC[led_Q] - num_canaries, 0)
+    code_QM, groups = code_QM[:queries], groups[:queries]
+    sign_QM = 2 * code_QM - 1
     first_Q, second_Q = np.argsort(-votes_QC, axis=1, kind="stable")[:, :2].T
     keys, rows_Q = [str(number) for number in range(queries)], np.arange(queries)
+    counted = config.queries.release == "counts"
+    # A gate only hides answers that are charged all the same.
+    rule = GateRule(max_disparity=math.inf, min_count=1)
+    crowd = num_canaries / 4  # variance of the votes of the other canaries, whose coins the attacker does not know
 
-    def play(included_M: Coins) -> FloatArray:
+    def play(included_M: Coins) -> Seen:
         # A teacher votes for one of two classes by its code, and with the canary's record for the other one.
-        for_first_Q = (code_QM[:queries] ^ included_M).sum(axis=1)
+        for_first_Q = (code_QM ^ included_M).sum(axis=1)
         cast_QC = votes_QC.copy()
         cast_QC[rows_Q, first_Q] += for_first_Q
         cast_QC[rows_Q, second_Q] += num_canaries - for_first_Q
-        gate = DemographicParityGate(config.gate, num_groups=len(facts.group_names), num_classes=len(facts.label_names))
-        answers = mechanism.answer(cast_QC, groups=groups[:queries], keys=keys, gate=gate, source=OsEntropy())
-        lead_Q = np.zeros(queries)
-        for query, answer in enumerate(answers):
-            first, second = int(first_Q[query]), int(second_Q[query])
-            if answer.counts is not None:
-                known = votes_QC[query, first] - votes_QC[query, second]
-                lead_Q[query] = answer.counts[first] - answer.counts[second] - known
-            elif answer.label is not None:
-                lead_Q[query] = (answer.label == first) - float(answer.label == second)
+        gate = DemographicParityGate(rule, num_groups=len(facts.group_names), num_classes=len(facts.label_names))
+        answers = mechanism.answer(cast_QC, groups=groups, keys=keys, gate=gate, source=OsEntropy())
+        passed_Q = np.array([answer.label is not None for answer in answers])
+        said_Q = np.array([-1 if answer.label is None else answer.label for answer in answers])
+        lead_Q, exact_Q = np.zeros(queries), (cast_QC[rows_Q, first_Q] - cast_QC[rows_Q, second_Q]).astype(np.float64)
+        known_Q = (votes_QC[rows_Q, first_Q] - votes_QC[rows_Q, second_Q]).astype(np.float64)
+        if counted:
+            numbers_QC = np.array([(0,) * cast_QC.shape[1] if a.counts is None else a.counts for a in answers], float)
+            lead_Q = np.where(passed_Q, numbers_QC[rows_Q, first_Q] - numbers_QC[rows_Q, second_Q] - known_Q, 0.0)
+            squares = ((numbers_QC - cast_QC)[passed_Q] / label_noise) ** 2
+            of_labels = NoiseSeen.of_squares(float(squares.sum()), squares.size)
+        else:
+            lead_Q = np.where(passed_Q, (said_Q == first_Q) - (said_Q == second_Q).astype(float), 0.0)
+            among_Q = passed_Q & np.isin(said_Q, np.stack([first_Q, second_Q])) & (exact_Q != 0)
+            among_Q &= (said_Q == first_Q) | (said_Q == second_Q)
+            is_other_Q = np.where(exact_Q > 0, said_Q == second_Q, said_Q == first_Q)
+            chance_Q, less_Q = (
+                scipy.special.ndtr(-np.abs(exact_Q) / (math.sqrt(2) * label_noise * of)) for of in (1.0, LESS_NOISE)
+            )
+            of_labels = NoiseSeen.of_answers(is_other_Q[among_Q], chance_Q[among_Q], less_Q[among_Q])
         # With the canary's record, a teacher whose code is 1 votes for the second class.
-        return -(lead_Q @ sign_QM[:queries])
+        scores = [_coded(-lead_Q, sign_QM)]
+        num_passed = max(int(passed_Q.sum()), 1)
+        if counted:
+            shift = 1 / math.sqrt(2 * label_noise**2 + 4 * crowd) * 2
+        else:
+            # The slope of the chance to say the first class, over the spread of the answer.
+            spread = math.sqrt(2) * label_noise
+            slope_Q = 2 * scipy.stats.norm.pdf(known_Q / math.hypot(spread, 2 * math.sqrt(crowd)))
+            shift = float(slope_Q[passed_Q].mean() if passed_Q.any() else 0.0) * 2 / math.hypot(spread, 2 * crowd**0.5)
+        gains = [np.full(num_canaries, shift * math.sqrt(num_passed))]
+        noise: list[tuple[NoiseSeen, ...]] = [(of_labels,)]
+        if has_check:
+            ahead_Q = cast_QC.max(axis=1) - stated.threshold
+            chance_Q, less_Q = (scipy.special.ndtr((ahead_Q + 0.5) / (check_noise * of)) for of in (1.0, LESS_NOISE))
+            near_Q = (ahead_Q != 0) & (ahead_Q + 0.5 != 0)
+            is_above_Q = ahead_Q >= 0
+            against = [np.where(is_above_Q, 1 - each, each)[near_Q] for each in (chance_Q, less_Q)]
+            noise.append((NoiseSeen.of_answers((passed_Q != is_above_Q)[near_Q], *against),))
+            of_known_Q = votes_QC[rows_Q, first_Q] + num_canaries / 2 - stated.threshold + 0.5
+            spread = math.hypot(check_noise, math.sqrt(crowd))
+            chance_Q = scipy.special.ndtr(of_known_Q / spread)
+            slope_Q = scipy.stats.norm.pdf(of_known_Q / spread) / spread
+            weight_Q = slope_Q / np.maximum(chance_Q * (1 - chance_Q), 1e-9)
+            scores.append(_coded(-(passed_Q - chance_Q) * weight_Q, sign_QM))
+            gains.append(np.full(num_canaries, math.sqrt(float((slope_Q * weight_Q).sum()))))
+        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noise))
 
-    counted = config.queries.release == "counts"
+    delta = target.delta
+    releases = [Claimed(name="answers", claim=_of_gaussian(math.sqrt(2 * queries), label_noise, delta))]
+    if has_check:
+        claim = _of_gaussian(math.sqrt(queries), check_noise, delta)
+        releases.append(Claimed(name="threshold checks", claim=claim))
     attack = f"the canary's code in the {'noisy counts' if counted else 'labels'} of all queries"
-    is_gaussian = (counted and event.threshold == -math.inf) or queries >= _MANY
-    return Shadows(attack=attack, events=(event,), num_canaries=num_canaries, play=play, is_gaussian=is_gaussian)
+    if has_check:
+        attack += ", and in which of them passed the check"
+    is_gaussian = (counted and not has_check) or queries >= _MANY
+    return Shadows(
+        attack=attack,
+        events=(drawn,),
+        num_canaries=num_canaries,
+        releases=tuple(releases),
+        play=play,
+        is_gaussian=is_gaussian,
+        control_noise=share,
+    )
 
 
-def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
+def _coded(answer_Q: FloatArray, sign_QM: IntArray) -> FloatArray:
+    """Return the correlation of answers with every canary's code of signs, in standard deviations if there were no
+    canary."""
+    length = math.sqrt(float((answer_Q**2).sum()))
+    score_M: FloatArray = (answer_Q @ sign_QM) / (length or 1.0)
+    return score_M
+
+
+def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None, *, is_control: bool) -> Shadows:
     """Return an attack on the noisy counts by group, label and prediction that the method dp_postprocessing releases.
     For every label and prediction there are canaries (records that the attacker looks for); a fair coin for each canary
     decides to which of two groups it belongs."""
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
-    epsilon, pairs = config.target.epsilon, num_groups // 2
+    epsilon, pairs = config.target.epsilon * (2.0 if is_control else 1.0), num_groups // 2
     pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
     first_M = 2 * pair_M
     # Large enough that no noisy count falls below 0, where it would be cut.
-    crowd = 1000 + round(100 / epsilon)
+    crowd = 1000 + round(100 / config.target.epsilon)
     cells = np.indices((num_groups, num_classes, num_classes)).reshape(3, -1)
     groups_N, labels_N, saids_N = np.repeat(cells, crowd, axis=1)
     if loaded is not None:
         groups_N, labels_N = loaded.private.z.numpy(), loaded.private.y.numpy()
         saids_N = labels_N  # the predictions of a perfect model
-    known_GYC = joint_table(saids_N, groups_N, num_groups=num_groups, num_classes=num_classes, labels_N=labels_N)
+    sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes}
+    known_GYC = joint_table(saids_N, groups_N, labels_N=labels_N, **sizes)
+    one_2GYC = [
+        joint_table(said_M[:1], first_M[:1] + group, labels_N=label_M[:1], **sizes).astype(np.float64)
+        for group in (0, 1)
+    ]
+    reach = float(np.abs(one_2GYC[1] - one_2GYC[0]).sum()) / 2
 
-    def play(included_M: Coins) -> FloatArray:
+    def play(included_M: Coins) -> Seen:
         found_GYC = released_counts(
             np.concatenate([saids_N, said_M]),
             np.concatenate([labels_N, label_M]),
             np.concatenate([groups_N, first_M + included_M]),
             epsilon=epsilon,
             source=config.source,
-            num_groups=num_groups,
-            num_classes=num_classes,
+            **sizes,
         )
         without_M, with_M = (
             found_GYC[first_M + group, label_M, said_M] - known_GYC[first_M + group, label_M, said_M]
@@ -685,15 +1281,33 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
         )
         # The log-likelihood ratio of Laplace noise, by the distances from the counts without and with the canary.
         ratio_M: FloatArray = np.abs(with_M) - np.abs(with_M - 1) + np.abs(without_M - 1) - np.abs(without_M)
-        return ratio_M * epsilon / 2
+        exact_GYC = known_GYC.copy()
+        np.add.at(exact_GYC, (first_M + included_M, label_M, said_M), 1)
+        noise_GYC = found_GYC - exact_GYC
+        # A count that falls below 0 is cut.
+        noise = () if loaded is not None else (_squares(noise_GYC, math.sqrt(2) * 2 / epsilon, kurtosis=6.0),)
+        return Seen(scores_SM=(ratio_M * epsilon / 2)[None], gains_SM=np.ones((1, len(ratio_M))), noise=(noise,))
 
-    attack = "likelihood ratio of the two counts between which the canary's attribute decides"
     drawn = (LaplaceReleases(count=1, epsilon=epsilon),)
-    return Shadows(attack=attack, events=drawn, num_canaries=len(first_M), play=play, is_pure=True)
+    return Shadows(
+        attack="likelihood ratio of the two counts between which the canary's attribute decides",
+        events=drawn,
+        num_canaries=len(first_M),
+        releases=(Claimed(name="counts", claim=IdealAttack(epsilon=epsilon, mu=None), reach=reach),),
+        play=play,
+        is_pure=True,
+        control_noise=0.5 if is_control else 1.0,
+    )
 
 
 def _metrics(
-    run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
+    run: RunDirectory,
+    facts: DataRecord,
+    event: PredictionTables,
+    config: Method,
+    loaded: Dataset | None,
+    *,
+    is_control: bool,
 ) -> Shadows:
     """Return an attack on the noisy table of test records from which private metrics are computed. Every combination of
     group, true label and prediction that the model makes has a canary, a record that the attacker looks for."""
@@ -720,17 +1334,43 @@ def _metrics(
     moved_ones = _records(x, others_M[2], others_M[1], name="canary", unit=event.unit, copies=copies)
     base = loaded.test if loaded is not None else canaries.take(range(0))
     sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes, "edges": edges}
+    claimed = event.noise_stddev_records * (0.5 if is_control else 1.0)
+    spread, kurtosis = _moments_of(event.noise_stddev_weights)
 
-    def play(included_M: Coins) -> FloatArray:
+    def own_noise(exact_RW: IntArray, **_: Any) -> IntArray:
+        return exact_RW + _own_noise(exact_RW.shape, claimed * event.weight)
+
+    def exact_of(records: Split) -> Numbers:
+        shown = draw_table(student, records, event, OsEntropy(), noisy_sum=lambda exact_RW, **_: exact_RW, **sizes)
+        return shown.arrays["weights_BGYC"]
+
+    known_BGYC = exact_of(base) if len(base) else 0
+
+    def play(included_M: Coins) -> Seen:
         rows_N = np.repeat(included_M, copies)
         records = _joined(base, canaries.take(np.flatnonzero(rows_N).tolist()))
         if moved:
             records = _joined(records, moved_ones.take(np.flatnonzero(~rows_N).tolist()))
-        table_BGYC = draw_table(student, records, event, OsEntropy(), **sizes).arrays["weights_BGYC"] / event.weight
+        how: dict[str, Any] = sizes | ({"noisy_sum": own_noise} if is_control else {})
+        shown_BGYC = draw_table(student, records, event, OsEntropy(), **how).arrays["weights_BGYC"] - known_BGYC
+        table_BGYC = shown_BGYC / event.weight
         # The difference of two cells has the noise of both.
         found_M = table_BGYC[cells_M] - (table_BGYC[others_M] - 1 if moved else 0)
-        added, stddev = (2.0, math.sqrt(2) * event.noise_stddev_records) if moved else (1.0, event.noise_stddev_records)
-        return _log_ratio(found_M[None], np.full((1, len(found_M)), added), stddev)
+        added, stddev = (2.0, math.sqrt(2) * claimed) if moved else (1.0, claimed)
+        score_M, gain_M = _log_ratio(found_M[None], np.full((1, len(found_M)), added), stddev)
+        # Shares of a person's records are rounded down, by much less than the noise.
+        noise_M = shown_BGYC[cells_M] - event.weight * included_M
+        noise = _both_kinds(noise_M, included_M, spread, kurtosis=kurtosis)
+        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=(noise,))
 
-    attack = "likelihood ratio of the number in the canary's cell"
-    return Shadows(attack=attack, events=(event,), num_canaries=len(place_M), play=play, is_gaussian=True)
+    reach = float(np.linalg.norm(exact_of(canaries.take(list(range(copies)))))) / event.weight
+    claim = _of_gaussian(event.as_sums.norm / event.weight, claimed, config.target.delta)
+    return Shadows(
+        attack="likelihood ratio of the number in the canary's cell",
+        events=(event,),
+        num_canaries=len(place_M),
+        releases=(Claimed(name="table of predictions", claim=claim, reach=reach),),
+        play=play,
+        is_gaussian=True,
+        control_noise=0.5 if is_control else 1.0,
+    )

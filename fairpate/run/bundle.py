@@ -623,7 +623,7 @@ class _Check:
         self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")
         self.require(not audit.refuted, f"audit.json: {audit.headline}")
         if not audit.has_power:
-            self.not_checked.append("audit.json: its control did not find half the noise, so it shows nothing")
+            self.not_checked.append(f"audit.json: {audit.power_words}")
         if self.bundle.audit_page.read_bytes() != audit_page(audit).encode():
             self.not_checked.append("audit.html: another version wrote it, or it is not the page of audit.json")
         return f"an audit of these settings by made records: {audit.proved():.2f} is proved of the stated epsilon"

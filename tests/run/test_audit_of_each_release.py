@@ -1,0 +1,303 @@
+"""Audits of methods with several noises: each release is attacked by itself, and a fault in one of them is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from small_runs import QUIET
+from test_run_audit import audited, is_refuted, runs  # noqa: F401 - the fixture
+
+from aggregator import mechanism
+from fairpate.methods import dp_fermi, record_votes, residual_votes
+from fairpate.nn import private_fit
+from fairpate.privacy.accountant import PoissonGaussians
+from fairpate.privacy.audit import IdealAttack, NoiseSeen, gaussian_epsilon
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.report.run_page import SURE, AttackResult, Audit, audit_page
+from fairpate.run import audit as run_audit
+from fairpate.run.audit import CANARIES, Claimed, Seen, Shadows
+from fairpate.types import PrivacyStatement
+
+TEACHERS = {"num_teachers": 400, "model": {"name": "logistic"}, "fit": {"epochs": 1}}
+ROUNDS = {"curvature": "public", "embedding": {"num_components": 200}}
+# At epsilon 1, one of several noises is a small part of all.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "residual_votes": {"residual_votes": ROUNDS, "target": {"epsilon": 1.0}},
+    "record_votes": {"record_votes": {"num_prototypes": 20}, "target": {"epsilon": 1.0}},
+    "weighted_votes": {"weighted_votes": {"embedding": {"num_components": 200}}, "target": {"epsilon": 1.0}},
+    "ada_ssp": {"ada_ssp": {"embedding": {"num_components": 20}}, "target": {"epsilon": 1.0}},
+    "pate": {
+        "teachers": TEACHERS,
+        "aggregator": {"num_queries": 100, "release": "label", "mechanism": {"threshold": 240.0}},
+        "ray": {"num_actors": 0},
+        "target": {"epsilon": 8.0},
+    },
+    "dp_sgd": {"dp_sgd": {"epochs": 4, "batch_size": 60, "num_records": 600}, "target": {"epsilon": 2.0}},
+    "raco_dp": {"dp_sgd": {"epochs": 4, "batch_size": 60, "num_records": 600}, "target": {"epsilon": 2.0}},
+    "dp_fermi": {"dp_sgd": {"epochs": 4, "batch_size": 60, "num_records": 600}, "target": {"epsilon": 2.0}},
+}
+QUICK = ("no noise in the rounds", "no noise in the check", "two thirds on histograms")
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def sums_with(share: float, which: str) -> Fault:
+    """Sums whose name begins with ``which`` have this share of their noise."""
+
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = record_votes.with_noise
+
+        def with_noise(table: Any, *, stddev: float, row: str, **how: Any) -> Any:
+            if not row.startswith(which) or how.get("noisy_sum") is not None:
+                return whole(table, stddev=stddev, row=row, **how)
+            return whole(table, stddev=share * stddev, row=row, **how) if share else table
+
+        for module in (record_votes, residual_votes):
+            patched.setattr(module, "with_noise", with_noise)
+
+    return fault
+
+
+def exact_off_the_diagonal(patched: pytest.MonkeyPatch) -> None:
+    whole = residual_votes.noisy_moments
+
+    def noisy_moments(exact_WW: Any, stddev: float, *how: Any) -> Any:
+        return exact_WW - np.diag(exact_WW.diagonal()) + np.diag(whole(exact_WW, stddev, *how).diagonal())
+
+    patched.setattr(residual_votes, "noisy_moments", noisy_moments)
+
+
+def votes_with(share: float, *, of_check: bool) -> Fault:
+    """The threshold check, or the counts, have this share of their noise."""
+
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = mechanism.discrete_gaussians
+
+        def discrete_gaussians(stddev: float, words: Any, source: Any) -> Any:
+            # The check has one number for each query, the counts one for each class.
+            return whole(stddev * (share if (words.ndim == 1) is of_check else 1.0), words, source)
+
+        patched.setattr(mechanism, "discrete_gaussians", discrete_gaussians)
+
+    return fault
+
+
+def steps_with(share: float) -> Fault:
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = private_fit.GaussianNoise.add_to
+        patched.setattr(
+            private_fit.GaussianNoise, "add_to", lambda self, sums, stddev: whole(self, sums, share * stddev)
+        )
+
+    return fault
+
+
+def laplace_with(share: float) -> Fault:
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = private_fit.LaplaceNoise.take
+        patched.setattr(private_fit.LaplaceNoise, "take", lambda self, size: share * whole(self, size))
+
+    return fault
+
+
+def matrices_with(share: float) -> Fault:
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = dp_fermi.MatrixGame.ascend
+        patched.setattr(
+            dp_fermi.MatrixGame,
+            "ascend",
+            lambda self, noise, *, stddev, **how: whole(self, noise, stddev=share * stddev, **how),
+        )
+
+    return fault
+
+
+def clip_twice(patched: pytest.MonkeyPatch) -> None:
+    whole = private_fit.GradientClipper.sum
+
+    def doubled(self: Any, *given: Any) -> Any:
+        found = whole(self, *given)
+        torch._foreach_mul_(found.gradients, 2.0)
+        return found
+
+    patched.setattr(private_fit.GradientClipper, "sum", doubled)
+
+
+def sampled_twice_as_often(patched: pytest.MonkeyPatch) -> None:
+    whole = private_fit.PoissonBatches.__init__
+    patched.setattr(
+        private_fit.PoissonBatches, "__init__", lambda self, count, rate, source: whole(self, count, 2 * rate, source)
+    )
+
+
+def votes_twice(patched: pytest.MonkeyPatch) -> None:
+    whole = mechanism.ConfidentVotes.answer
+    patched.setattr(mechanism.ConfidentVotes, "answer", lambda self, votes_QC, **how: whole(self, 2 * votes_QC, **how))
+
+
+FAULTS: list[tuple[str, str, Fault, str]] = [
+    ("residual_votes", "no noise in the rounds", sums_with(0.0, "residuals"), "residuals 0"),
+    ("residual_votes", "no noise in one round", sums_with(0.0, "residuals 3"), "residuals 3"),
+    ("residual_votes", "half the noise in one round", sums_with(0.5, "residuals 1"), "residuals 1"),
+    ("residual_votes", "two thirds in one round", sums_with(2 / 3, "residuals 1"), "residuals 1"),
+    ("residual_votes", "two thirds in the sums", sums_with(2 / 3, "sums"), "sums"),
+    ("weighted_votes", "two thirds of the noise", sums_with(2 / 3, "class"), "sums"),
+    ("record_votes", "two thirds of the noise", sums_with(2 / 3, "prototype"), "table of votes"),
+    ("ada_ssp", "no noise on the eigenvalue", sums_with(0.0, "eigenvalue"), "least eigenvalue"),
+    ("ada_ssp", "half the noise on the eigenvalue", sums_with(0.5, "eigenvalue"), "least eigenvalue"),
+    ("ada_ssp", "two thirds on the eigenvalue", sums_with(2 / 3, "eigenvalue"), "least eigenvalue"),
+    ("ada_ssp", "exact moments off the diagonal", exact_off_the_diagonal, "off the diagonal"),
+    ("pate", "no noise in the check", votes_with(0.0, of_check=True), "threshold checks"),
+    ("pate", "half the noise in the check", votes_with(0.5, of_check=True), "threshold checks"),
+    ("pate", "no noise in the labels", votes_with(0.0, of_check=False), "answers"),
+    ("pate", "two thirds in the labels", votes_with(2 / 3, of_check=False), "answers"),
+    ("pate", "votes count twice", votes_twice, "answers"),
+    ("dp_sgd", "half the noise", steps_with(0.5), "gradients"),
+    ("dp_sgd", "two thirds of the noise", steps_with(2 / 3), "gradients"),
+    ("dp_sgd", "clip twice", clip_twice, "gradients"),
+    ("dp_sgd", "sampled twice as often", sampled_twice_as_often, "gradients"),
+    ("raco_dp", "no noise on histograms", laplace_with(0.0), "histograms"),
+    ("raco_dp", "two thirds on histograms", laplace_with(2 / 3), "histograms"),
+    ("dp_fermi", "no noise on matrices", matrices_with(0.0), "matrices"),
+    ("dp_fermi", "two thirds on matrices", matrices_with(2 / 3), "matrices"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "fault", "of_release"),
+    [
+        pytest.param(method, fault, name, id=f"{method}: {what}", marks=[pytest.mark.slow] * (what not in QUICK))
+        for method, what, fault, name in FAULTS
+    ],
+)
+def test_a_fault_in_one_of_several_releases_is_found_there(
+    runs: Any,  # noqa: F811
+    method: str,
+    fault: Fault,
+    of_release: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = runs(method, **SETTINGS[method])
+    fault(monkeypatch)
+    # The steps of a few trainings show their noise; those of all canaries would take long.
+    minutes = 0.2 if method in ("dp_sgd", "raco_dp", "dp_fermi") else 60.0
+    found = audited(root, wanted=is_refuted, num_canaries=CANARIES, minutes=minutes)
+    assert found.refuted
+    assert any(of_release in each for each in found.findings)
+
+
+def correct(delta: float, epsilons: tuple[float, ...], num_canaries: int, *, noise: float = 1.0) -> Shadows:
+    """Ideal releases of these claims, with the scores and the noise of a correct method, or the share ``noise``."""
+    claims = [IdealAttack(epsilon=gaussian_epsilon(mu, delta), mu=mu) for mu in epsilons]
+    draws = np.random.default_rng(3)
+
+    def play(included_M: Any) -> Seen:
+        noise_SM = noise * draws.normal(size=(len(claims), num_canaries))
+        gain_SM = np.tile([[claim.mu] for claim in claims], num_canaries)
+        kinds = [
+            tuple(NoiseSeen.of_squares(float((row[of] ** 2).sum()), int(of.sum())) for of in (included_M, ~included_M))
+            for row in noise_SM
+        ]
+        return Seen(scores_SM=noise_SM + gain_SM * included_M, gains_SM=gain_SM, noise=tuple(kinds))
+
+    events = (PoissonGaussians(count=1, noise_multiplier=1.0, sampling_rate=1.0),)
+    releases = tuple(Claimed(name=f"release {k}", claim=claim, reach=1.0) for k, claim in enumerate(claims))
+    return Shadows(attack="", events=events, num_canaries=num_canaries, releases=releases, play=play, is_gaussian=True)
+
+
+def simulated(mus: tuple[float, ...], *, num_canaries: int = 2000, noise: float = 1.0) -> Audit:
+    delta = 1e-5
+    total = math.hypot(*mus)
+    statement = PrivacyStatement(
+        method="made",
+        accounting="pld",
+        events=(),
+        epsilon=gaussian_epsilon(total, delta),
+        delta=delta,
+        unit="record",
+        relation="add or remove one",
+        noise=OS_ENTROPY,
+    )
+    shadows, control = correct(delta, mus, 200, noise=noise), correct(delta, tuple(2 * mu for mu in mus), 200)
+    options: dict[str, Any] = {"num_canaries": num_canaries, "minutes": 60.0, "centred": False}
+    released = run_audit._attacked(shadows, control, statement, "private", QUIET, **options)
+    return Audit(
+        method="made",
+        unit="record",
+        relation="add or remove one",
+        delta=delta,
+        epsilon=float(statement.epsilon or 0),
+        settings="",
+        records="made",
+        not_attacked=(),
+        releases=(released,),
+    )
+
+
+def test_all_tests_of_an_audit_together_refute_a_correct_method_as_rarely_as_stated() -> None:
+    """Five releases that are attacked ideally: 26 tests, each of which could raise a false alarm."""
+    runs_ = 400
+    alarms = sum(simulated((0.5, 0.4, 0.4, 0.3, 0.3)).refuted for _ in range(runs_))
+    assert stats.binom.sf(alarms - 1, runs_, 1 - SURE) > 1e-3
+
+
+@pytest.mark.parametrize("noise", [0.5, 2 / 3])
+def test_the_power_that_is_stated_does_not_depend_on_the_noise_that_the_code_draws(noise: float) -> None:
+    right, broken = simulated((0.3, 0.2)), simulated((0.3, 0.2), noise=noise)
+    assert right.has_power and not right.refuted
+    for (_, *of_right), (_, *of_broken) in zip(right.powers(), broken.powers(), strict=True):
+        assert of_broken == pytest.approx(of_right, abs=0.02)
+    assert broken.refuted
+
+
+def test_the_stated_power_is_the_share_of_faults_that_are_found() -> None:
+    rng, count, confidence = np.random.default_rng(1), 120, 0.999
+    found = [
+        NoiseSeen.of_squares(float(((2 / 3 * rng.normal(size=count)) ** 2).sum()), count).is_off(confidence)
+        for _ in range(2000)
+    ]
+    assert np.mean(found) == pytest.approx(NoiseSeen.of_squares(0.0, count).power(confidence), abs=0.03)
+    claim, delta, canaries = IdealAttack(epsilon=gaussian_epsilon(0.5, 1e-5), mu=0.5), 1e-5, 600
+    attack = replace(claim, mu=0.9)
+    planned = attack.power(claim, num_canaries=canaries, delta=delta, confidence=confidence)
+    proved = []
+    for _ in range(400):
+        included = rng.random(canaries) < 0.5
+        separation = run_audit.separate(rng.normal(size=canaries) + 0.9 * included, included)
+        proved.append(separation.mu_lower_bound(confidence) > 0.5)
+    assert 0.3 < planned < 1 and np.mean(proved) == pytest.approx(planned, abs=0.08)
+
+
+def test_what_an_attack_does_not_see_has_no_power() -> None:
+    """No noise that is seen, no reach, and a control that scores do not follow: nothing would have been found."""
+    audit = simulated((0.5,))
+    (step,) = audit.releases
+    (single,) = step.singles
+    alone = replace(single, noise=(), reach=None)
+    assert min(alone.powers(audit.delta, audit.each(SURE))) > 0.9
+    nothing = replace(single.control.separation, t=0.1) if single.control and single.control.separation else None
+    assert nothing is not None and single.control is not None
+    blind = replace(alone, control=AttackResult(guesses=single.control.guesses, separation=nothing))
+    weak = replace(audit, releases=(replace(step, singles=(blind,)),))
+    assert not weak.has_power and weak.power_words.startswith("No power") and "release 0" in weak.power_words
+    assert "No power" in audit_page(weak)
+
+
+def test_a_control_further_apart_than_its_plan_and_too_long_a_canary_are_findings() -> None:
+    audit = simulated((0.3, 0.2))
+    (step,) = audit.releases
+    one, other = step.singles
+    assert one.control is not None and one.control.separation is not None
+    far = replace(one, control=replace(one.control, separation=replace(one.control.separation, t=90.0)))
+    long = replace(other, reach=2.0)
+    found = replace(audit, releases=(replace(step, singles=(far, long)),))
+    assert found.refuted and len(found.findings) == 2
+    assert "control is far from its plan" in found.findings[0] and "2.00 times what its bound" in found.findings[1]
+    assert all(each in audit_page(found) for each in found.findings)
+    assert Audit.from_json(found.to_json()) == found
