@@ -349,6 +349,12 @@ class Declaration(Section):
             for place, column, kept_out in named
             if column in kept_out
         ]
+        dated = {column for column, feature in self.columns if feature.date}
+        faults += [
+            f"{place}: {column} is a date, which becomes a year or an age and names nobody; give another column"
+            for place, column, _ in named
+            if column in dated and place == "person"
+        ]
         if self.identity.text and set(self.identity.text) <= set(attributes):
             faults.append("identity.text: expected a column that is not a group")
         faults += [

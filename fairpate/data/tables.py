@@ -937,12 +937,35 @@ def numbers_of_dates(values: pa.Array, feature: Feature) -> pa.Array:
     :func:`numbers` refuses it: it is no day of the calendar, a date after ``age_on`` (unless the lower bound is below
     0), or one longer ago than anybody lived (and than the upper bound).
     """
-    form = ISO_DATE if is_dates(values.type) else feature.date_format
-    text = text_of(values)
-    # Each value once: reading a date is slow, and a column has few different ones.
-    distinct = pc.unique(text)
-    found = [_number_of_date(each, form, feature) for each in distinct.to_pylist()]
-    return pa.array(found, pa.string()).take(pc.index_in(text, value_set=distinct))
+    form, text = feature.date_format, text_of(values)
+    if is_dates(values.type):
+        form, text = ISO_DATE, pc.utf8_slice_codeunits(text, 0, 10)
+    low, high = feature.bounds or (0, 0)
+    numbers_N = pa.nulls(len(text), pa.int64())
+    if not _is_short(form):
+        # Most dates at once. Arrow reads days that no calendar has, such as 31.02., and writes them otherwise.
+        days = pc.strptime(text, format=form, unit="s", error_is_null=True)
+        numbers_N = pc.year(days)
+        is_right = pc.and_(
+            pc.equal(pc.strftime(days, format=form), text),
+            pc.invert(pc.is_in(text, value_set=pa.array(feature.unknown, pa.string()))),
+        )
+        if (last := feature.age_on) is not None:
+            # Before the birthday, which `age_on` has not reached in its year, a year less has passed.
+            is_before = pc.greater(pc.add(pc.multiply(pc.month(days), 100), pc.day(days)), last.month * 100 + last.day)
+            numbers_N = pc.subtract(last.year, pc.add(numbers_N, is_before.cast(pa.int64())))
+            is_possible = pc.and_(
+                pc.greater_equal(numbers_N, min(low, 0.0)), pc.less_equal(numbers_N, max(high, float(_OLDEST)))
+            )
+            is_right = pc.and_(is_right, is_possible)
+        numbers_N = pc.if_else(pc.fill_null(is_right, False), numbers_N, None)
+    rest = text.filter(numbers_N.is_null())
+    # Each value once: reading a date in Python is slow.
+    distinct = pc.unique(rest)
+    found = pa.array([_number_of_date(each, form, feature) for each in distinct.to_pylist()], pa.string())
+    return pc.replace_with_mask(
+        numbers_N.cast(pa.string()), numbers_N.is_null(), found.take(pc.index_in(rest, value_set=distinct))
+    )
 
 
 # A noncharacter of Unicode, which no text contains: it stands before, between and after the words on a cell.
@@ -999,8 +1022,9 @@ def _day(text: str, form: str) -> datetime.date | None:
         moment = datetime.datetime.strptime(text, form)
     except ValueError:
         return None
-    # Without a sign between them, 1122019 may be 1.12. or 11.2.: only all digits tell.
-    if re.search(r"%[a-zA-Z]%[a-zA-Z]", form) and moment.strftime(form) != text:
+    # Without a sign between them, 1122019 may be 1.12. or 11.2.: only all digits tell. Day 366 of another year than a
+    # leap year would be a day of the next one.
+    if re.search(r"%[a-zA-Z]%[a-zA-Z]|%[jUW]", form) and moment.strftime(form) != text:
         return None
     return moment.date()
 

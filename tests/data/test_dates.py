@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairpate import load_data
-from fairpate.data import DataError
+from fairpate.data import DataError, tables
 from fairpate.data.dataset import DataSettingsError
 from fairpate.estimators import declared_records
 
@@ -70,6 +72,7 @@ def numbers_of(cell: str, born: dict[str, Any]) -> float:
         ("28Feb1990", AGE | {"date_format": "%d%b%Y"}, 35),
         ("02/28/90", AGE | {"date_format": "%D"}, 35),
         ("02/1990", AGE | {"date_format": "%m/%Y"}, 35),
+        ("1988-366", AGE | {"date_format": "%Y-%j"}, 36),
         ("2027-01-01", AGE | {"bounds": [-10, 10]}, -2),
         ("1800-01-01", AGE | {"bounds": [0, 300]}, 225),
         ("1958-12-31", YEAR, 1958),
@@ -126,6 +129,7 @@ NUMBER = "not a number"
         # 1.12. or 11.2.? The zero in front is lost.
         ("1122019", AGE | {"date_format": "%d%m%Y"}, f"{NUMBER}|zeros"),
         ("May 1990", AGE, NO_DAY),
+        ("1989-366", AGE | {"date_format": "%Y-%j"}, NO_DAY),
     ],
 )
 @pytest.mark.parametrize("is_given", [True, False])
@@ -233,3 +237,27 @@ def test_a_format_without_what_is_needed_is_refused_in_the_declaration(born: dic
     with pytest.raises(DataSettingsError, match=r"features\.born: ") as error:
         load_data(clinic(born), private=rows(["1.1.1990"] * 4))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%Y-%m-%d", "%m/%d/%y", "%Y%m%d"])
+def test_every_day_is_one_exactly_where_the_calendar_of_python_has_it(form: str) -> None:
+    parts = itertools.product((1900, 1999, 2000, 2024), range(14), range(33))
+    fields = [{"%Y": f"{y:04}", "%y": f"{y % 100:02}", "%m": f"{m:02}", "%d": f"{d:02}"} for y, m, d in parts]
+    cells = [re.sub("%.", lambda found: own[found[0]], form) for own in fields]  # noqa: B023
+    expected = []
+    for own in fields:
+        # Of two digits, the year is one of the hundred before the day.
+        year = 2000 if form == "%m/%d/%y" and own["%Y"] == "1900" else int(own["%Y"])
+        try:
+            expected.append(str(2024 - datetime.date(year, int(own["%m"]), int(own["%d"])).year))
+        except ValueError:
+            expected.append("refused")
+    feature = tables.Feature(bounds=(0, 150), date="age", age_on=datetime.date(2024, 12, 31), date_format=form)
+    found = tables.numbers_of_dates(pa.array(cells), feature).to_pylist()
+    assert [each if each.isdigit() else "refused" for each in found] == expected
+
+
+def test_a_date_names_no_person() -> None:
+    """Everybody born in one year would be one person."""
+    with pytest.raises(DataSettingsError, match="person: born is a date, which becomes a year or an age"):
+        load_data(clinic(AGE, person="born"), private=rows(["1990-02-28"] * 4))
