@@ -302,10 +302,13 @@ def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
     values = determining_values(config)
     # Cells that differ only in mechanism, gate, budget or student share votes, so none of these is here.
     asked = {
-        **{name: values[name] for name in ("data", "seed", "teachers", "training", "augment", "backbone")},
+        # Teachers in closed form are not trained, so settings of training may be missing.
+        **{name: values.get(name) for name in ("data", "seed", "teachers", "training", "augment", "backbone")},
         "num_queries": config.aggregator.num_queries,
         "all_are_candidates": config.queries.admission is not None,
     }
+    if config.teachers.model.name == "ridge" and config.teachers.ridge.num_features is None:
+        asked["epsilon"] = config.target.epsilon  # it decides how many features they read
     name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     return folder.votes / f"{name}.parquet"
 
