@@ -46,7 +46,8 @@ def as_table(frame: Any, name: str, *, wanted: Collection[str] | None = None) ->
         given = list(frame.items() if is_mapping else ((each, frame.iloc[:, i]) for i, each in enumerate(frame)))
     elif hasattr(frame, "__arrow_c_stream__") and not hasattr(frame, "dtype"):  # a series has one too
         try:
-            table = pa.table(frame)
+            # Of polars: its own conversion writes text in a form that all functions of Arrow read.
+            table = frame.to_arrow() if hasattr(frame, "to_arrow") else pa.table(frame)
         except (pa.ArrowException, TypeError, ValueError):
             raise _no_table(frame, name) from None
         given = list(zip(table.column_names, table.columns, strict=True))
