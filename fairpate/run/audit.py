@@ -757,8 +757,12 @@ def _sums(
                 return exact_RW + own_noise[name]
 
             whole_exact = exact_sums(whole, dataset, noisy)
-            shown = {name: noisy(name, exact) for name, exact in whole_exact.items() if name not in own_noise}
-            shown |= {name: exact + own_noise[name] for name, exact in whole_exact.items()}
+            for name, exact in whole_exact.items():
+                if is_adassp:
+                    noisy(name, exact)
+                # A sum that was not asked for has none of the audit's noise: the control is then far from its plan.
+                own_noise.setdefault(name, np.zeros(exact.shape, np.int64))
+            shown = {name: exact + own_noise[name] for name, exact in whole_exact.items()}
         else:
             shown = _numbers(whole.measure(_training(whole, dataset)).arrays)
             whole_exact = exact_sums(whole, dataset, _shown_of(shown)) if is_adassp else {}
@@ -887,8 +891,9 @@ def exact_sums(config: SumMethod, dataset: Dataset, shown: _Shown) -> dict[str, 
         found[own] = exact_RW
         return shown(own, exact_RW).reshape(exact_RW.shape)
 
-    config.measure(replace(_training(config, dataset), noisy_sum=here))
-    return found
+    released = config.measure(replace(_training(config, dataset), noisy_sum=here))
+    # Code that releases a sum without asking for its noise releases the exact one.
+    return _numbers(released.arrays) | found
 
 
 @dataclass(kw_only=True)

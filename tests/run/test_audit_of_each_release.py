@@ -64,6 +64,16 @@ def sums_with(share: float, which: str) -> Fault:
     return fault
 
 
+def rounds_that_never_ask_for_noise(patched: pytest.MonkeyPatch) -> None:
+    """Not even a caller that draws the noise itself gets to see these sums."""
+    whole = residual_votes.with_noise
+
+    def with_noise(table: Any, *, row: str, **how: Any) -> Any:
+        return table if row.startswith("residuals") else whole(table, row=row, **how)
+
+    patched.setattr(residual_votes, "with_noise", with_noise)
+
+
 def exact_off_the_diagonal(patched: pytest.MonkeyPatch) -> None:
     whole = residual_votes.noisy_moments
 
@@ -143,6 +153,7 @@ def votes_twice(patched: pytest.MonkeyPatch) -> None:
 
 FAULTS: list[tuple[str, str, Fault, str]] = [
     ("residual_votes", "no noise in the rounds", sums_with(0.0, "residuals"), "residuals 0"),
+    ("residual_votes", "rounds that never ask", rounds_that_never_ask_for_noise, "residuals 0"),
     ("residual_votes", "no noise in one round", sums_with(0.0, "residuals 3"), "residuals 3"),
     ("residual_votes", "half the noise in one round", sums_with(0.5, "residuals 1"), "residuals 1"),
     ("residual_votes", "two thirds in one round", sums_with(2 / 3, "residuals 1"), "residuals 1"),
