@@ -1030,6 +1030,20 @@ class ReleaseLog:
         if other.root == self._run.root.absolute():
             return False
         # A folder that was moved leaves no receipt at its old place, and is the same run.
+        try:
+            other.receipt.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            # Such as another user's folder, in which the run may go on: charged too much rather than too little.
+            _log.warning(
+                "%s: charged as another run, because its earlier folder %s cannot be looked into (%s) and may still "
+                "hold it.",
+                self._run.root,
+                other.root,
+                error.strerror,
+            )
+            return True
         found = read_receipt(other)
         if found is None or found.run != receipt.run:
             return False

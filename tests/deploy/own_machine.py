@@ -27,7 +27,7 @@ def why_not() -> str:
     """Why no machine can be made here; empty if one can."""
     if os.geteuid() != 0:
         return "only root can make a machine of its own"
-    tools = ("unshare", "mount", "runuser", "useradd", "setpriv", "curl")
+    tools = ("unshare", "pkill", "mount", "runuser", "useradd", "setpriv", "curl")
     if missing := [tool for tool in tools if shutil.which(tool) is None]:
         return f"no {', '.join(missing)} on this machine"
     tried = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs t /mnt && mkdir /mnt/u /mnt/w && mount -t overlay "]
@@ -114,13 +114,13 @@ def machine(base: Path, copies: list[str]) -> None:
         case "$line" in
             "fairpate serve "*)
                 port=$(printf %s "$line" | sed -n 's/.*--port \([0-9]*\).*/\1/p')
-                eval "$line" > "$0.out" 2>&1 & served=$!
+                eval "$line" > "$0.out" 2>&1 &
                 code=1
                 for _ in $(seq 480); do
                     curl -sf "http://127.0.0.1:$port/livez" > /dev/null && code=0 && break
                     sleep .5
                 done
-                kill $served ;;
+                pkill --full "fairpate serve .*--port $port" ;;  # of this namespace alone
             *) eval "$line" > "$0.out" 2>&1; code=$? ;;
         esac
         printf '%s\0%s\0' "$line" "$code"; tr -d '\0' < "$0.out"; printf '\0'
@@ -149,14 +149,14 @@ def protected(unit: dict[str, list[str]], command: list[str]) -> list[str]:
         place = path.removeprefix("-")
         if Path(place).exists() or not path.startswith("-"):
             lines.append(f"mount --bind {place} {place}")
+    assert unit["PrivateTmp"] == ["yes"]
+    # A checkout in /tmp must stay there.
+    lines.append("mount --bind /tmp /tmp" if ROOT.is_relative_to("/tmp") else "mount -t tmpfs -o mode=1777 tmpfs /tmp")
     # Everything that was mounted before those folders.
     rows = [row.split()[4] for row in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
     kept = ("/proc", "/sys", "/dev", "/run", "/tmp")
     others = [place for place in rows if not place.startswith(kept)]
     lines += [f"mount -o remount,bind,ro {shlex.quote(place)}" for place in others]
-    assert unit["PrivateTmp"] == ["yes"]
-    if not ROOT.is_relative_to("/tmp"):
-        lines.append("mount -t tmpfs -o mode=1777 tmpfs /tmp")
     rights = ["--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs", "--inh-caps=-all"]
     variables = [
         "PATH=/usr/bin:/bin",
