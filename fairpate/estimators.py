@@ -68,7 +68,7 @@ from fairpate.methods.base import (
     price,
     teaches_networks,
 )
-from fairpate.pages import epsilon_text
+from fairpate.pages import delta_caution, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run import choice
@@ -78,7 +78,7 @@ from fairpate.run.folder import create_run_directory, record_data
 from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.release_log import Odometer, ReleaseLog, spent
-from fairpate.run.run import question_above, statement_of, train_model
+from fairpate.run.run import public_units, question_above, statement_of, train_model
 from fairpate.terminal import Reporter
 from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict
 from student.card import StudentFileError
@@ -592,6 +592,12 @@ def _write_student(student: Student, folder: Path) -> None:
     save_student(student, folder / _STUDENT)
 
 
+def _delta_caution(config: Method, dataset: Dataset) -> str:
+    """Return a caution if the delta of ``config`` is large for the public number of private records; else empty."""
+    unit = "sensitive attribute" if config.protects_attribute_only else dataset.unit
+    return delta_caution(config.target.delta, public_units(config, dataset), unit) if config.is_private else ""
+
+
 Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
 
 
@@ -798,8 +804,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given.
 
         Warnings, to be seen by the operator alone: a column of ``X`` is not scaled, two persons are probably one whose
-        name is written in two ways, or the model is no better on its own training records than always predicting the
-        most common class.
+        name is written in two ways, delta is not below one in the public number of private records, or the model is no
+        better on its own training records than always predicting the most common class.
 
         Raises:
             ValueError: A setting is out of range (the message names it). An array that the method needs is not given,
@@ -816,6 +822,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config, dataset, classes, group_names = self._prepared(
             X, y, sensitive_features, public_X, public_sensitive_features, persons
         )
+        dataset = self._with_public_size(config, dataset)
+        if caution := _delta_caution(config, dataset):
+            warnings.warn(caution, UserWarning, stacklevel=2)
         if not len(dataset.public) and config.data.embedding is None and dataset.kind == "tabular":
             largest_F = np.abs(dataset.private.x.numpy()).max(axis=0)
             if places := np.flatnonzero(largest_F > _MOST_UNSCALED).tolist():
@@ -834,17 +843,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.events_, self.noise_, self.privacy_ = trained.events, trained.noise, config.price(trained)
         # In addition to the remarks of a run.
         remarks = []
-        if self.privacy_.relation == "add or remove one" and self.num_records is None:
-            # Each setting is monotone in the size: if both extremes agree, the settings reveal nothing about it.
-            few, many = (
-                self._configuration(num_records=size, num_public=len(dataset.public), seed=0)
-                for size in (_FEWEST, _MOST)
-            )
-            remarks += [REMARKS["follows_from_size"].format(f"{dataset.unit}s")] if few != many else []
+        if self.privacy_.relation == "add or remove one" and self._follows_from_size(len(dataset.public)):
+            remarks.append(REMARKS["follows_from_size"].format(f"{dataset.unit}s"))
         steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
         fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
         remarks += [f"{fitted}{REMARKS['unaccounted']}", *([] if self.odometer else [REMARKS["not_counted"]])]
-        self.statement_ = statement_of(config, trained, remarks=remarks)
+        units = public_units(config, dataset, trained.events)
+        self.statement_ = statement_of(config, trained, remarks=remarks, units=units)
         # The data set is embedded already. If there are many records, the first ones suffice.
         judged = dataset.private.take(range(min(len(dataset.private), _MOST_JUDGED)))
         bare = replace(student, embedding=None)
@@ -855,6 +860,23 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             text = _NO_BETTER.format(config.method, accuracy, str(classes[shares_C.argmax()]), shares_C.max())
             warnings.warn(text, UserWarning, stacklevel=2)
         return self
+
+    def _follows_from_size(self, num_public: int) -> bool:
+        """Return True if settings are chosen by the real number of private records, which the statement then calls
+        public."""
+        if self.num_records is not None:
+            return False
+        # Each setting is monotone in the size: if both extremes agree, the settings reveal nothing about it.
+        few, many = (self._configuration(num_records=size, num_public=num_public, seed=0) for size in (_FEWEST, _MOST))
+        return few != many
+
+    def _with_public_size(self, config: Method, dataset: Dataset) -> Dataset:
+        """Return ``dataset`` with its public number of private records or persons, if there is one: the given
+        ``num_records``, or the real number if the statement calls it public."""
+        units = self.num_records
+        if getattr(config.target, "relation", None) != "replace one" and self._follows_from_size(len(dataset.public)):
+            units = dataset.private.num_protected
+        return replace(dataset, declared_units=units)
 
     def _records(self, X: Any, groups: Any) -> GivenRecords:
         """Check and encode records that are to be predicted; return their features, and their groups if known."""
@@ -1451,6 +1473,11 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be searched "
                     f"privately, because trials need fresh noise; set noise={OS_ENTROPY!r}, or choose a private method."
                 )
+        # Here and not in a trial, of which nothing is heard.
+        config, dataset, *_ = prepared[0]
+        sized = candidates[0]._with_public_size(config, dataset)
+        if caution := _delta_caution(config, sized):
+            warnings.warn(caution, UserWarning, stacklevel=2)
         budget = {"epsilon": self.epsilon, "delta": self.delta, "expected_trials": self.expected_trials}
         plan = choice.plan_trials([(config, dataset) for config, dataset, *_ in prepared], **budget)
         shares = None if self.group_shares is None else {str(name): each for name, each in self.group_shares.items()}
@@ -1472,7 +1499,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
                     private_folder(run.receipt.parent)
                     part = f"{rule}/{part}"
                     logs.append(ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=part))
-                plan.charge(logs, counted_as, Reporter(quiet=not base.progress), is_own=True)
+                reporter, size = Reporter(quiet=not base.progress), public_units(config, sized)
+                plan.charge(logs, counted_as, reporter, is_own=True, units=size)
         source, best = OsEntropy(), None
         with choice.unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
@@ -1504,10 +1532,11 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         self.events_ = (plan.trainings,)
         trained = replace(model.trained_, events=self.events_)
         parts = {"validation": (plan.scores,)}
-        own = statement_of(model.config_, trained, parts=parts).remarks
+        stated = {"parts": parts, "units": model.statement_.declared_units}
+        own = statement_of(model.config_, trained, **stated).remarks
         own = own if counted_as is None else (*own, REMARKS["not_counted"])
         others = tuple(remark for remark in model.statement_.remarks if remark not in own)
-        self.statement_ = statement_of(model.config_, trained, parts=parts, remarks=others)
+        self.statement_ = statement_of(model.config_, trained, remarks=others, **stated)
         assert self.statement_.epsilon is not None
         # A unit is in one part, so the larger of the two costs holds.
         self.privacy_ = replace(price(self.events_, delta=self.delta), epsilon=self.statement_.epsilon)

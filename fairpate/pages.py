@@ -32,7 +32,7 @@ import numpy.typing as npt
 import yaml
 from markupsafe import Markup
 
-from fairpate.types import UNITS, FloatArray, Relation, Unit
+from fairpate.types import REMARKS, UNITS, FloatArray, Relation, Unit
 
 _LEAD = "The terms on FairPATE's pages. The pages show the same definitions for terms with a dotted underline."
 
@@ -157,6 +157,34 @@ def delta_text(value: float) -> str:
     mantissa, _, exponent = rounded.partition("e")
     raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{raised}" if mantissa == "1" else f"{mantissa}·10{raised}"
+
+
+_UNDECLARED = 1e-4
+MOST_EXPOSED, MOST_DELTA = 10.0, 0.01
+"""From this number of units that a mechanism with the same delta may publish whole, on average, and from this delta on,
+a command asks before it spends anything. Even one such unit is a reason for a caution: delta has to be far below one in
+the number of units (Dwork and Roth 2014, section 2.3; NIST SP 800-226, section 2.3). Ten are a group that other
+statistics would show, and a probability of 1 % is none that anyone takes for the whole of a record."""
+
+
+def is_void_delta(delta: float, units: int | None) -> bool:
+    """Return True if ``delta`` is so large for the public number of ``units`` (None: not public) that a guarantee says
+    next to nothing."""
+    return delta >= MOST_DELTA or (units is not None and delta * units >= MOST_EXPOSED)
+
+
+def delta_caution(delta: float, units: int | None, unit: Unit) -> str:
+    """Return a caution about a ``delta`` that is not below one in the public number of ``units``, or is above
+    :data:`MOST_DELTA`; empty for a smaller one. If the number is not public (None), the caution says for which numbers
+    ``delta`` would be small enough, unless these are usual ones."""
+    if units is None:
+        words, known = REMARKS["large_delta_of_unknown"], math.ceil(round(1 / delta, 6))
+        return words.format(delta=delta_text(delta), unit=unit, units=known) if delta >= _UNDECLARED else ""
+    # Rounded, as 1/n times n may be a little below 1 in floating point.
+    exposed = round(delta * units, 9)
+    if exposed < 1 and not is_void_delta(delta, units):
+        return ""
+    return REMARKS["large_delta"].format(delta=delta_text(delta), unit=unit, units=units, exposed=f"{exposed:,.3g}")
 
 
 def question(unit: Unit, relation: Relation) -> str:

@@ -302,6 +302,9 @@ class PrivacyStatement:
     was chosen after seeing the results of earlier ones. All three are null if they are not to be published, or if the
     run was not charged to the odometer or is not private.
 
+    ``declared_units`` is the public number of protected units, with which ``delta`` is compared; null if none is
+    public.
+
     ``part_events`` are the events on test records and on validation records. No other event reads these records, so
     ``epsilon`` is the largest of the costs of training, test and validation records. ``tuning_accounted`` is true if
     ``epsilon`` includes the choice of settings. ``remarks`` qualify the claim in words.
@@ -322,6 +325,7 @@ class PrivacyStatement:
     epsilon_with_earlier: float | None = None
     epsilon_adaptive_with_earlier: float | None = None
     tuning_accounted: bool = False
+    declared_units: int | None = None
     part_events: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 

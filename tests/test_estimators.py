@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from two_groups import two_groups
 
 import fairpate.nn.fit
 from fairpate.config import CalibrationConfig, ConfigError, FitConfig, LoopConfig, PrivacyTarget
-from fairpate.estimators import FairClassifier
+from fairpate.estimators import FairClassifier, FairSearchCV
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
 from fairpate.methods.f_ld import FairLoopConfig
 from fairpate.run.context import RunDirectory, read_labels
@@ -125,6 +126,32 @@ def test_calibration_is_open_to_all(estimator: Any, monkeypatch: pytest.MonkeyPa
     assert gap(calibrated.predict(X) == "yes", Z) < 0.7 * gap(plain.predict(X) == "yes", Z)
     with pytest.raises(ValueError, match="calibration needs public records"):
         clone(DP_SGD).set_params(calibration=settings).fit(X, Y)
+
+
+def test_a_large_delta_is_warned_of_and_stated() -> None:
+    rows = np.random.default_rng(0).uniform(-1, 1, size=(600, 2))
+    labels = rows[:, 0] > 0
+    for size, words in ((600, "here 1/600. .* 1.2 of them on average"), (None, "only if there are fewer than 500;")):
+        model = FairClassifier("weighted_votes", epsilon=3.0, delta=2e-3, public_X=100, num_records=size)
+        with pytest.warns(UserWarning, match=words):
+            model.fit(rows, labels)
+        assert model.statement().declared_units == size
+        assert re.search(words, model.statement().remarks[0])
+    # Settings that follow from the real number state it: teachers.
+    model = FairClassifier("fairpate", epsilon=3.0, delta=2e-3, public_X=100, embedding=None)
+    with pytest.warns(UserWarning, match="here 1/600"):
+        model.fit(rows, labels, sensitive_features=labels, public_sensitive_features=np.arange(100) % 2 == 0)
+    search = FairSearchCV(
+        FairClassifier("dp_sgd", dp_sgd={"batch_size": 60, "epochs": 1, "num_records": 480}),
+        {"dp_sgd__learning_rate": [0.1, 0.5]},
+        delta=0.1,
+        epsilon=5.0,
+        expected_trials=2.0,
+    )
+    with pytest.warns(UserWarning, match="here 1/480. .* 48 of them on average"):
+        search.fit(rows, labels)
+    cautions = [remark for remark in search.statement().remarks if "1/480" in remark]
+    assert len(cautions) == 1
 
 
 def test_images_of_bytes_and_what_cannot_be_fitted() -> None:

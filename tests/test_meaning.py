@@ -11,8 +11,10 @@ import pytest
 
 from fairpate.pages import (
     at_most,
+    delta_caution,
     delta_text,
     epsilon_text,
+    is_void_delta,
     least_wrong,
     meaning,
     most_often_right,
@@ -80,6 +82,25 @@ def test_how_strong_a_bound_is_follows_from_it() -> None:
         *("bounded", "bounded", "weak", "weak", "void", "void", "void"),
     ]
     assert strength(0.1, 0.999) == "void"
+
+
+def test_a_delta_is_cautioned_from_one_in_n_and_void_where_ten_records_or_a_share_of_them_may_be_published() -> None:
+    """1/5,000 = .0002, at which one record is published on average; ten are at .002, and .01 is never small."""
+    cautions = {delta: delta_caution(delta, 5000, "record") for delta in (1e-5, 1.99e-4, 2e-4, 1e-3, 0.1)}
+    assert [bool(words) for words in cautions.values()] == [False, False, True, True, True]
+    assert "here 1/5,000" in cautions[2e-4]
+    assert "1 of them on average" in cautions[2e-4]
+    assert "500 of them on average" in cautions[0.1]
+    assert delta_caution(0.1, 80, "person").count("person") == 2
+    assert [is_void_delta(delta, 5000) for delta in (1.99e-3, 2e-3, 0.01)] == [False, True, True]
+    # Of few records, of many, and where 1/n times n is below 1 in floating point.
+    assert [bool(delta_caution(delta, 40, "record")) for delta in (0.0099, 0.01, 0.024)] == [False, True, True]
+    assert [bool(delta_caution(1e-5, n, "record")) for n in (99_999, 100_000, 10**6)] == [False, True, True]
+    assert all(delta_caution(1 / n, n, "record") for n in range(2, 3000))
+    # Without a public number: for which numbers it would do.
+    assert [bool(delta_caution(delta, None, "record")) for delta in (1e-5, 9.9e-5, 1e-4)] == [False, False, True]
+    assert "only if there are fewer than 1,000;" in delta_caution(1e-3, None, "record")
+    assert [is_void_delta(delta, None) for delta in (0.0099, 0.01)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,10 @@ Epsilon = Annotated[
 ]
 Delta = Annotated[float | None, typer.Option(help="Delta at which epsilon is stated."), Sets("target.delta")]
 Yes = Annotated[
-    bool, typer.Option("--yes", help="Do not ask before spending, even if the sum of all releases is above a limit.")
+    bool,
+    typer.Option(
+        "--yes", help="Do not ask before spending, even if the sum of all releases or delta is above a limit."
+    ),
 ]
 FairAt = Annotated[
     str | None,

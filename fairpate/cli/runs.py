@@ -129,6 +129,7 @@ def _dry_run(
     example is run.
     """
     from fairpate.methods.base import check_release_of, default_method
+    from fairpate.pages import delta_caution
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
     from fairpate.run.folder import check_run_directory, load_for
@@ -146,6 +147,7 @@ def _dry_run(
         dataset = load_for(source, config.data)
         check_data(config, dataset)
         cost = run.planned_cost(config, dataset)
+        caution = "" if cost is None else delta_caution(cost.delta, run.public_units(config, dataset), cost.unit)
         found = [run.forecast(config, dataset, cost)]
     why = words = None
     if is_example:
@@ -158,8 +160,9 @@ def _dry_run(
     found = run.measured_before(folder.root.parent, found, config.data.name)
     return Output(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found}
-        | ({} if why is None else {"chosen_because": why}),
-        words=run.describe(dataset.name, cost, spent, found, why=words),
+        | ({} if why is None else {"chosen_because": why})
+        | ({"caution": caution} if caution else {}),
+        words=run.describe(dataset.name, cost, spent, found, why=words, caution=caution),
     )
 
 
@@ -417,6 +420,7 @@ def aggregate(
     mechanism: Annotated[str | None, base.Sets("aggregator.mechanism")] = None,
     overrides: base.Overrides = None,
     out: base.Out = None,
+    yes: base.Yes = False,
 ) -> Output:
     """Release labels from votes made elsewhere; with features, also train a student on the labels.
 
@@ -456,7 +460,7 @@ def aggregate(
     options: list[Override] = list(overrides or [])
     options += [(field, value) for field, value in terms.items() if value is not None]
     options += [] if mechanism is None else [f"aggregator.mechanism={mechanism}"]
-    run = run_aggregator(given, options, Reporter())
+    run = run_aggregator(given, options, Reporter(asks=not yes))
     statement = read_statement(run)
     queries = statement.queries
     assert queries is not None

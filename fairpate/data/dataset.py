@@ -173,6 +173,7 @@ class Dataset(Described):
       privacy cost of a release is to be determined.
     - ``public_persons``: the number of persons behind the public records, even if each record is protected by itself;
       None if the source does not name persons.
+    - ``declared_units``: the declared number of protected records or persons, which is public; None if none is.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Dataset(Described):
     shared_unit: Unit | None = None
     is_elsewhere: bool = False
     public_persons: int | None = None
+    declared_units: int | None = None
 
     unit: Unit = field(init=False)
     """The unit of privacy: ``person`` if private records name persons, otherwise ``record``."""

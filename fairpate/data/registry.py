@@ -337,6 +337,9 @@ def dataset_of(
         keeps_names=records.keeps_names,
         shared_unit=shared_unit,
         public_persons=public_persons,
+        declared_units=_declared_units(
+            config, entry, shared_unit or ("person" if splits["private"].person_id else "record")
+        ),
         **{name: getattr(records, name) for name in datasets.DESCRIBED},
         **splits,
     )
@@ -345,6 +348,30 @@ def dataset_of(
     require_apart(dataset)
     # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
+
+
+def _declared_units(config: DataConfig, entry: DatasetEntry, unit: Unit) -> int | None:
+    """Return the declared number of protected units; None if none is declared, or only the number of records although
+    persons are protected."""
+    if entry.rows is None and entry.persons is None:
+        return None
+    try:
+        count, counted = entry.protected(config.options, config.unit)
+    except DataSettingsError:
+        return None
+    return count if counted == unit else None
+
+
+def declared_units(config: DataConfig) -> tuple[int | None, Unit]:
+    """Return the declared number of protected units of the data set that ``config`` describes, which is public, and
+    their kind, without reading any record; the number is None as in :attr:`Dataset.declared_units`."""
+    entry = entry_for(config)
+    path = CODEBOOKS / f"{config.name}.yaml" if config.declaration is None else config.declaration.path
+    persons = entry.persons is not None  # of pictures, which have a loader
+    if path.exists():
+        persons = read_declaration(path).persons(entry.complete_options(config.options)) is not None
+    unit: Unit = "person" if persons and config.unit is None else "record"
+    return _declared_units(config, entry, unit), unit
 
 
 def pool_size(config: DataConfig) -> int:

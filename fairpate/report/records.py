@@ -77,7 +77,8 @@ class Guarantee:
     guarantee reveals the number of private records. ``epsilon_with_earlier``: the epsilon of this release together with
     ``earlier_releases`` earlier ones of the same private data, if all were fixed beforehand;
     ``epsilon_adaptive_with_earlier``: the least limit of a privacy filter that admits all of them if each was chosen
-    after seeing the earlier ones. These two are None if not finite.
+    after seeing the earlier ones. These two are None if not finite. ``declared_units``: the public number of protected
+    units, None if there is none.
     """
 
     unit: Unit
@@ -95,6 +96,7 @@ class Guarantee:
     earlier_releases: int = 0
     epsilon_with_earlier: float | None = None
     epsilon_adaptive_with_earlier: float | None = None
+    declared_units: int | None = None
 
     @classmethod
     def of(cls, statement: PrivacyStatement) -> Guarantee:
@@ -108,9 +110,9 @@ class Guarantee:
             asked = f"{queries.submitted} queries to {voters}, every one priced at its worst case"
             touched = [asked, *described_events((), statement.part_events)]
         same = ("unit", "relation", "delta", "accounting", "noise", "tuning_accounted", "not_protected", "remarks")
-        earlier = ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
+        others = ("epsilon_with_earlier", "epsilon_adaptive_with_earlier", "declared_units")
         return cls(
-            **{name: getattr(statement, name) for name in (*same, *earlier)},
+            **{name: getattr(statement, name) for name in (*same, *others)},
             epsilon=math.inf if statement.epsilon is None else statement.epsilon,
             events=touched,
             parts=tuple(statement.part_events),
@@ -127,7 +129,20 @@ class Guarantee:
     @property
     def strength(self) -> tuple[str, Mood]:
         """A word for how strong the guarantee is, and the mood (good or bad news) that decides the word's colour."""
-        return STRENGTHS[pages.strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
+        if not self.protects:
+            return "not private", "bad"
+        # However small epsilon is, a large delta lets records be published.
+        if pages.is_void_delta(self.delta, self.declared_units):
+            return STRENGTHS["void"]
+        found = pages.strength(self.epsilon, self.delta)
+        return STRENGTHS["weak" if found == "bounded" and self.declared_units and self.delta_caution else found]
+
+    @property
+    def delta_caution(self) -> str:
+        """A caution that delta is too large for the number of protected units; empty for a small delta, and if nothing
+        is guaranteed."""
+        is_finite = math.isfinite(self.epsilon)
+        return pages.delta_caution(self.delta, self.declared_units, self.unit) if is_finite else ""
 
     @property
     def words(self) -> GuaranteeWords:
@@ -511,7 +526,7 @@ class RunStatement(MeasuredClaims):
         held = f"{words['protected']}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
         if guarantee.protects:
             # Earlier releases last: the budget of this run is the one that it was planned for.
-            details = [upper(held), words["several_records"], words["with_earlier"]]
+            details = [upper(held), guarantee.delta_caution, words["several_records"], words["with_earlier"]]
         else:
             fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
             details = ["Nothing is protected.", fresh]
@@ -522,7 +537,8 @@ class RunStatement(MeasuredClaims):
     @property
     def rows(self) -> Rows:
         """The guarantee and the measurements as pairs of heading and words, for a terminal or a notebook."""
-        return [self.guarantee.row, *self.measured_rows]
+        caution = self.guarantee.delta_caution
+        return [self.guarantee.row, *([("warning", caution)] if caution else []), *self.measured_rows]
 
 
 def upper(words: str) -> str:

@@ -45,6 +45,7 @@ from fairpate.pages import (
     at_most,
     counted,
     decimal,
+    delta_caution,
     delta_text,
     epsilon_text,
     least_wrong,
@@ -385,6 +386,11 @@ class _Check:
         self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
         stated = statement.epsilon_as_in_paper
         self.require(stated is None, f"statement.json: epsilon_as_in_paper is {stated}, which no run states")
+        units, delta = statement.declared_units, statement.delta
+        caution = "" if units is None else delta_caution(delta, units, statement.unit)
+        self.require(not caution or caution in statement.remarks, "statement.json: no remark says that delta is large")
+        if units is not None:
+            self.not_checked.append("statement.json: declared_units, the operator's word, with which delta is compared")
         # For every other unit, all of a record is protected.
         is_partly, named = statement.unit == "sensitive attribute", statement.not_protected
         self.require(bool(named) == is_partly, f"statement.json: not_protected is {named!r} for {statement.unit!r}")
@@ -869,6 +875,7 @@ _WORDS.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "righ
 _WORDS.globals.update(
     added=_ADDED,
     continuous=_continuous,
+    delta_caution=delta_caution,
     described=lambda events, parts: "; ".join(described_events(events, parts or {})),
     least_wrong=least_wrong,
     most_detected=most_detected,

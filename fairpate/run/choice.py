@@ -247,21 +247,28 @@ class Trials:
         return exact + discrete_gaussian.sample_discrete_gaussian(self.noise_stddev_records * WEIGHT, source)
 
     def charge(
-        self, logs: Sequence[ReleaseLog], data: str, reporter: Reporter, *, is_own: bool, also_tests: bool = False
+        self,
+        logs: Sequence[ReleaseLog],
+        data: str,
+        reporter: Reporter,
+        *,
+        is_own: bool,
+        units: int | None,
+        also_tests: bool = False,
     ) -> None:
         """Announce the privacy cost of the planned trials on the data set ``data``, then charge all trainings and all
         scores to the odometer (the database of privacy costs).
 
         ``logs``: the release logs of trainings and of scores. ``also_tests``: private metrics on test records will
         follow, at the same cost, so their limit is checked too. ``is_own``: the records are the user's own, so a high
-        cost needs the user's confirmation. LimitReachedError, with nothing charged, if a limit of the odometer would be
-        exceeded.
+        cost needs the user's confirmation. ``units``: the public number of protected units; None: not public.
+        LimitReachedError, with nothing charged, if a limit of the odometer would be exceeded.
         """
         counted = list(zip(logs, (self.trainings, self.scores), strict=True))
         # All limits before the first charge: a refusal later would leave charges without a model.
         for log, event in counted:
             log.check([event], noise=OS_ENTROPY)
-        runs.announce_spending(self.cost, data, reporter, is_own=is_own)
+        runs.announce_spending(self.cost, data, reporter, is_own=is_own, units=units)
         if also_tests:
             logs[0].of_part("test").check([table_event(self.cost)], noise=OS_ENTROPY)
         for log, event in counted:
@@ -430,7 +437,14 @@ def select_by_trials(
         # A copy of a folder whose trials were drawn is another run, with other noise: it pays too.
         if not state_file.exists() or any(log.stored() is None for log in logs):
             is_own, is_tested = first.data.declaration is not None, first.evaluation.metrics == "private"
-            plan.charge(logs, dataset.name, reporter, is_own=is_own, also_tests=is_tested)
+            plan.charge(
+                logs,
+                dataset.name,
+                reporter,
+                is_own=is_own,
+                units=runs.public_units(first, dataset),
+                also_tests=is_tested,
+            )
         if not state_file.exists():
             # Charged, then drawn, then stored, then tried: a crash before this line has drawn nothing that was used.
             source = OsEntropy()

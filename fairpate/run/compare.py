@@ -34,6 +34,7 @@ from rich.text import Text
 
 from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig, values_digest
 from fairpate.data import Dataset, load_data, load_once
+from fairpate.data.registry import declared_units
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import make_folder, write_atomically
 from fairpate.methods.base import Method, ReleasingMethod, determining_values
@@ -60,7 +61,7 @@ from fairpate.run.folder import create_run_directory, finished_run, load_for, re
 from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import comparison_html, read_claims, write_reports
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
-from fairpate.run.run import make_release, question_above, run_method, with_pinned_weights
+from fairpate.run.run import announce_delta, make_release, question_above, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say, waiting
 from fairpate.types import (
@@ -233,8 +234,12 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
         yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
         is_own = next(iter(found.values())).config.data.declaration is not None
         question = question_above(data, planned=sum(known), odometer=odometer, delta=targets[0].delta, is_own=is_own)
-        if question and reporter is not None:
-            reporter.consent(question)
+        if reporter is not None:
+            units, unit = declared_units(next(iter(found.values())).config.data)
+            # Of the largest delta: a smaller one needs less of a caution.
+            announce_delta(max(target.delta for target in targets), units, unit, reporter, is_own=is_own)
+            if question:
+                reporter.consent(question)
 
 
 class _ThisProcess:

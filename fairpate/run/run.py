@@ -57,7 +57,7 @@ from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
-from fairpate.pages import at_most, counted, delta_text, epsilon_text, percent, question
+from fairpate.pages import at_most, counted, delta_caution, delta_text, epsilon_text, is_void_delta, percent, question
 from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
@@ -206,9 +206,12 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     return Price(epsilon=target.epsilon, delta=target.delta, unit=unit, relation=relation, accounting=target.accounting)
 
 
-def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
-    """Print what a release on the data set ``data`` may cost and what earlier releases cost; ask the user for
-    confirmation if the total exceeds a limit.
+def announce_spending(
+    cost: Price | None, data: str, reporter: Reporter, *, is_own: bool, units: int | None = None
+) -> None:
+    """Print what a release on the data set ``data`` may cost and what earlier releases cost, and a caution if delta is
+    large for the public number of ``units`` (None: not public). Ask the user for confirmation if the total exceeds a
+    limit, or if delta is so large that the guarantee says next to nothing.
 
     ``is_own``: the data set is the user's own. If ``cost`` is None, nothing is printed: the run has no guarantee, or
     its noise is seeded and so not private.
@@ -218,8 +221,34 @@ def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_o
     odometer = Odometer()
     most = f"at most ε = {epsilon_text(cost.epsilon)} (δ = {delta_text(cost.delta)}) of each {cost.unit}"
     reporter.note("spends", f"{most}; so far {spent(data, odometer, delta=cost.delta)}")
+    announce_delta(cost.delta, units, cost.unit, reporter, is_own=is_own)
     if question := question_above(data, planned=cost.epsilon, odometer=odometer, delta=cost.delta, is_own=is_own):
         reporter.consent(question)
+
+
+def announce_delta(delta: float, units: int | None, unit: types.Unit, reporter: Reporter, *, is_own: bool) -> None:
+    """Print a caution if ``delta`` is large for the public number of ``units``, and ask for confirmation if it is so
+    large that a guarantee says next to nothing; arguments as in :func:`announce_spending`."""
+    if caution := delta_caution(delta, units, unit):
+        reporter.note("caution", caution)
+        if is_own and is_void_delta(delta, units):
+            reporter.consent(
+                f"δ = {delta_text(delta)} is so large that the guarantee says next to nothing about one {unit}; lower "
+                "it with --delta."
+            )
+
+
+def public_units(config: Method, dataset: Dataset, events: Sequence[Event] = ()) -> int | None:
+    """Return the public number of protected units, with which delta is compared; None if it is not public.
+
+    It is the declared number. Without one it is the real number only if ``events``, those of a release that is to be
+    stated, publish it by their sampling rate.
+    """
+    section = getattr(config, "dp_sgd", None) if "dp_sgd" not in config.unread else None
+    declared = getattr(section, "num_records", None) if dataset.declared_units is None else dataset.declared_units
+    if declared is None and events and size_remarks(config, flat(events), dataset.unit):
+        return dataset.private.num_protected
+    return declared
 
 
 # Total epsilon of releases on the user's own records above which a command asks for confirmation, if no limit is set:
@@ -289,14 +318,20 @@ def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> li
 
 
 def describe(
-    data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
+    data: str,
+    cost: Price | None,
+    spent: str | None,
+    found: Sequence[RunForecast],
+    *,
+    why: str | None = None,
+    caution: str = "",
 ) -> Group:
     """Return what `fairpate run --dry-run` displays: a sentence on the privacy cost of the run on the data set
     ``data``, and a table of the forecasts ``found``. The first forecast is that of the run itself.
 
     ``cost``: the privacy cost; None: the run has no guarantee. ``spent``: None or, if the run costs nothing more, the
     reason, which the sentence then states instead of the cost. ``why``: a sentence on why this method is run, if the
-    user named none.
+    user named none. ``caution``: a caution about delta.
     """
     run = found[0]
     if spent is not None:
@@ -345,6 +380,7 @@ def describe(
             "lead needed: if a class leads by this share of the votes (of small teachers: on average over the queries, "
             "to whose counts one rule is fitted), it also leads with noise 19 times in 20."
         )
+    sentence += f"\n{caution}" if caution else ""
     return Group(Text(f"{sentence}\n"), table, Text("\n" + "\n".join(notes)))
 
 
@@ -665,7 +701,14 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
         opened.reporter.note("odometer", remark)
     alone, shared = opened.dataset.records_alone, log.shared_remarks()
     statement = statement_of(
-        config, trained, standing=standing, records_alone=alone, shared=shared, remarks=remarks, parts=parts
+        config,
+        trained,
+        standing=standing,
+        records_alone=alone,
+        shared=shared,
+        remarks=remarks,
+        parts=parts,
+        units=public_units(config, opened.dataset, trained.events),
     )
     write_json(run.statement, strict(statement))
 
@@ -704,6 +747,7 @@ def statement_of(
     shared: Sequence[str] = (),
     remarks: Sequence[str] = (),
     parts: Mapping[Any, Sequence[Event]] = MappingProxyType({}),
+    units: int | None = None,
 ) -> PrivacyStatement:
     """Return the privacy statement of a trained model.
 
@@ -711,7 +755,7 @@ def statement_of(
     if the release was not charged. ``records_alone``: True if a person may have several records, but the unit of
     privacy is a record. ``shared``: remarks on releases from which several runs learn. ``remarks``: further remarks,
     which come last. ``parts``: the privacy events on test or validation records, which are not among the events of
-    ``trained``.
+    ``trained``. ``units``: the public number of protected units, with which delta is compared.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
@@ -746,7 +790,9 @@ def statement_of(
         # Defaults of this package were chosen by the test records of the data sets that it knows.
         tuning_accounted="validation" in parts and not any(known.values()),
         part_events={part: tuple(event_json(event) for event in events) for part, events in parts.items()},
+        declared_units=units if config.is_private else None,
         remarks=(
+            *filter(None, (delta_caution(cost.delta, units, cost.unit) if config.is_private else "",)),
             *trained.remarks,
             *shared,
             *((REMARKS["in_parallel"],) if "test" in parts else ()),
@@ -968,8 +1014,9 @@ def _opened(
         # A quiet run that asks nobody need not announce its cost.
         is_heard = reporter.asks or not reporter.console.quiet
         if log.stored() is None and release_of is None and is_heard and not config.is_seeded:
-            is_own = config.data.declaration is not None
-            announce_spending(planned_cost(config, dataset), dataset.name, reporter, is_own=is_own)
+            is_own = config.data.declaration is not None or isinstance(config, OwnVotes)
+            cost, units = planned_cost(config, dataset), public_units(config, dataset)
+            announce_spending(cost, dataset.name, reporter, is_own=is_own, units=units)
         dataset = as_trained(run, config, dataset)
         if isinstance(config, VotingMethod):
             plan, planned = config.plan(dataset), config.aggregator.num_queries
@@ -1006,7 +1053,7 @@ def train_model(
     if odometer is not None and config.is_private:
         log = ReleaseLog(run, Odometer(), data=odometer, method=config.method)
         cost = None if config.is_seeded else planned_cost(config, dataset)
-        announce_spending(cost, odometer, reporter, is_own=True)
+        announce_spending(cost, odometer, reporter, is_own=True, units=public_units(config, dataset))
     check_model_files(config, dataset, reporter)
     return trained_student(config, as_trained(run, config, dataset), run, reporter, log)
 

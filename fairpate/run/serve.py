@@ -62,7 +62,7 @@ from fairpate.http_server import HttpServer, Role, ServiceError
 from fairpate.methods import pate
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import LedgerPlace, VotingMethod, place_of
-from fairpate.pages import delta_text
+from fairpate.pages import delta_caution, delta_text
 from fairpate.run import context
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, run_at
 from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
@@ -260,6 +260,9 @@ def serve_aggregator(
         say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
         if not config.leaves_room:
             say(SPENT)
+        stated = context.read_statement(run) if run.statement.exists() else None
+        if stated and (caution := delta_caution(stated.delta, stated.declared_units, stated.unit)):
+            say(caution)
         # For a program; a person has seen these facts already.
         show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": detach}]}, words=""))
         if detach:

@@ -40,7 +40,7 @@ import httpx
 import numpy as np
 
 from fairpate.files import make_folder, sync, write_atomically
-from fairpate.pages import at_most
+from fairpate.pages import at_most, delta_caution
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.sites import plan as plans
 from fairpate.sites.plan import MOST_FILE_BYTES, MOST_PLAN_BYTES, Journal, PlanError, SitePlan
@@ -640,4 +640,5 @@ def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
         f"{plan.may_collude} of the other sites collude with the coordinator. It is charged to the odometer of "
         f"{dataset.name!r} now, and stays charged also if the plan ends without a result. Somebody with records at "
         "several sites pays at each."
+        + (f"\n{caution}" if (caution := delta_caution(cost.delta, dataset.declared_units, cost.unit)) else "")
     )

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from report_pages import PAGES, VOTING, Page, course, measured, operated, published, reordered
 
-from fairpate.pages import decimal, percent
+from fairpate.pages import decimal, delta_caution, percent
 from fairpate.report.metrics import evaluate
-from fairpate.report.records import PrivateReport, PublicReport
+from fairpate.report.records import PrivateReport, PublicReport, RunStatement
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import REMARKS, GateRule
 
@@ -229,6 +229,32 @@ def test_sentences_about_steps_and_sizes_follow_from_the_settings() -> None:
     assert "1 query that the fairness gate rejected: charged in full" in words
     assert "which step refused the others, is covered too" in words
     assert "is covered too" not in Page(public_report(published(remarks=(REMARKS["stopped_by_votes"],)))).words
+
+
+@pytest.mark.parametrize(
+    ("delta", "units", "begin", "is_cautioned"),
+    [
+        (1e-5, 5000, "Private", False),
+        (1e-5, None, "Private", False),
+        (1e-3, 5000, "Weakly private", True),
+        (0.1, 5000, "Private in name only", True),
+        (0.1, None, "Private in name only", True),
+        (1e-3, None, "Private", True),
+    ],
+)
+def test_the_first_screen_says_that_delta_is_large(
+    delta: float, units: int | None, begin: str, is_cautioned: bool
+) -> None:
+    report = published(epsilon=1.0, delta=delta, declared_units=units)
+    statement = RunStatement(guarantee=report.guarantee, measured=report.headline)
+    assert statement.line.startswith((f"{begin},", f"{begin} ", f"{begin};"))
+    caution = delta_caution(delta, units, "record")
+    privacy, opening = statement.figures[0], public_report(report).partition("</header>")[0]
+    assert privacy.word == begin
+    assert (privacy.mood == "good") == (begin == "Private")
+    assert bool(caution) == is_cautioned == (caution != "" and caution in privacy.details)
+    assert caution in opening.replace("\u00a0", " ")
+    assert (("warning", caution) in statement.rows) == is_cautioned
 
 
 def test_a_seeded_run_is_called_not_private_and_promises_nothing() -> None:

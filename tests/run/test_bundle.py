@@ -299,7 +299,8 @@ def card_again(folder: Path) -> None:
 
 # Of test records that are not in the bundle: nothing can confirm these, and `verify` says so.
 UNCONFIRMED = {
-    "statement.json": {"queries.rejected_confidence", "queries.rejected_fairness", "queries.refused_free"},
+    "statement.json": {"queries.rejected_confidence", "queries.rejected_fairness", "queries.refused_free"}
+    | {"declared_units"},
     "metrics.json": {"num_records", "num_left_out", "num_persons", "num_persons_left_out", "least_cell"}
     | {"noise_stddev", "fair_at.limit"}
     | {f"gaps.{name}.{end}" for name in GAPS for end in ("low", "high", "level")},
@@ -389,6 +390,7 @@ def test_what_nothing_confirms_is_named(unpacked: dict[str, Path]) -> None:
     assert "statement.json: 1 remark, which are words" in found["trained"]
     assert "model.onnx: whether its graph computes what the student does" in found["trained"]
     assert "queries: how many were refused by which step" in found["asked"]
+    assert "statement.json: declared_units, the operator's word" in found["asked"]
     assert all("record.json: its settings" in words and "metrics.json: outside" in words for words in found.values())
 
 

@@ -17,6 +17,8 @@ from PIL import Image
 from fairpate.data import load_data
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import outwards
+from fairpate.pages import delta_caution
+from fairpate.run.release_log import Odometer
 from fairpate.types import REMARKS
 
 HEADER = "id;patient;age;weight;ward;sex;note;again"
@@ -392,6 +394,53 @@ def test_that_reading_itself_tells_of_private_records_is_said_first_and_in_the_s
     assert code == 0, said
     statement = json.loads((declared / "run" / "public" / "statement.json").read_text(encoding="utf-8"))
     assert REMARKS["reading_tells"] in statement["remarks"]
+
+
+def test_a_large_delta_is_cautioned_everywhere_and_asked_about_before_anything_is_spent(
+    declared, fairpate, monkeypatch
+):
+    """At delta .003 a mechanism may publish 12 of 4,000 records; 1/4,000 = .00025."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(declared / "state"))
+    (declared / "private.csv").write_text(
+        "age,ward,sex,y\n" + "".join(f"{i % 90},A,{'FM'[i % 2]},{('no', 'yes')[i // 2 % 2]}\n" for i in range(80))
+    )
+    (declared / "clinic.yaml").write_text(f"{DECLARED}rows: 4000\n", encoding="utf-8")
+    caution = delta_caution(0.003, 4000, "record")
+    assert "1/4,000" in caution
+    assert "12 of them" in caution
+    small = ("--set", "dp_sgd.batch_size=10", "--set", "dp_sgd.epochs=1")
+    command = ("run", "--data", "clinic.yaml", "--method", "dp_sgd", "--epsilon", "1", *small)
+    code, said, errors = fairpate(*command, "--dry-run", "--delta", "0.003")
+    assert (code, caution in " ".join(said.split())) == (0, True), errors
+    assert json.loads(fairpate(*command, "--dry-run", "--delta", "0.003", "--json")[1])["caution"] == caution
+    assert "1/4,000" not in fairpate(*command, "--dry-run", "--delta", "1e-5")[1]
+    code, _, errors = fairpate(*command, "--delta", "0.003", "--out", "run")
+    assert code == 2, errors
+    assert "the guarantee says next to nothing about one record; lower it with --delta" in errors
+    assert "give --yes" in errors
+    assert not Odometer().totals(delta=1e-5)
+    code, _, errors = fairpate(*command, "--delta", "0.0003", "--out", "small")
+    assert (code, delta_caution(0.0003, 4000, "record") in " ".join(errors.split())) == (0, True), errors
+    code, said, errors = fairpate(*command, "--delta", "0.003", "--out", "run", "--yes")
+    assert code == 0, errors
+    assert caution in " ".join(said.split())
+    public = declared / "run" / "public"
+    statement = json.loads((public / "statement.json").read_text(encoding="utf-8"))
+    assert (statement["declared_units"], statement["remarks"][0]) == (4000, caution)
+    assert fairpate("card", "run")[0] == 0
+    card = json.loads((public / "card.json").read_text(encoding="utf-8"))
+    assert caution in card["limits"]
+    assert "Private in name only" in (public / "report.html").read_text(encoding="utf-8")
+    for form in ("nist", "egress"):
+        assert fairpate("dossier", "run", "--for", form, "--out", f"{form}.json")[0] == 0
+        assert caution in (declared / f"{form}.md").read_text(encoding="utf-8")
+    (declared / "own.yaml").write_text(
+        "methods: {weighted_votes: {settings: {target.epsilon: 1, target.delta: 0.003}}}\nray: {num_actors: 0}\n"
+        "data_sets: {clinic: {settings: {data.declaration: clinic.yaml}}}\n",
+        encoding="utf-8",
+    )
+    code, _, errors = fairpate("compare", "own.yaml", "--out", "compared")
+    assert (code, caution in " ".join(errors.split()), "lower it with --delta" in errors) == (2, True, True), errors
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string()])

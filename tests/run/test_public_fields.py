@@ -62,6 +62,8 @@ METRICS = {
 CLAIM = {"unit", "relation", "delta", "noise", "tuning_accounted", "remarks"}
 CLAIM |= {
     "earlier_releases",
+    # Declared in the configuration or by its data set, never counted.
+    "declared_units",
     "epsilon_with_earlier",
     "epsilon_adaptive_with_earlier",
 }  # of events that hold for any data
@@ -120,6 +122,7 @@ CARD = {
     *(f"privacy.{name}" for name in CLAIM | {"epsilon", "accounting", "events", "not_protected"}),
     "privacy.parts",  # which records are protected: validation and test records by releases of their own
     "privacy.tells_size",
+    "privacy.declared_units",
     *(f"data.{name}" for name in ("name", "task", "publisher", "address", "licence", "split_seed", "kind")),
     "data.given_from_python",
     *(f"use.{name}" for name in ("intended", "out_of_scope", "contact")),
@@ -294,7 +297,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
-        *("not_protected", "parts", "remarks", "tells_size", "earlier_releases"),
+        *("not_protected", "parts", "remarks", "tells_size", "earlier_releases", "declared_units"),
         *("epsilon_with_earlier", "epsilon_adaptive_with_earlier"),
     }
     assert {field.name for field in dataclasses.fields(AnsweredQueries)} == OUTCOMES | {

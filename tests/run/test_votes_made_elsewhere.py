@@ -391,6 +391,16 @@ def test_the_documented_shares_of_right_labels_are_those_of_the_noise_that_the_a
             assert round(100 * expected) == int(share)
 
 
+def test_a_large_delta_is_asked_about(tmp_path, fairpate, state):
+    path = written(tmp_path, table())
+    code, _, errors = aggregate(fairpate, path, tmp_path / "run", "--epsilon", "5", "--delta", "0.05")
+    assert (code, "fewer than 20;" in errors, "give --yes" in errors) == (2, True, True), errors
+    assert not Odometer().totals(delta=1e-5)
+    code, _, errors = aggregate(fairpate, path, tmp_path / "run", "--epsilon", "5", "--delta", "0.05", "--yes")
+    assert code == 0, errors
+    assert "fewer than 20;" in read_json(tmp_path / "run" / "public" / "statement.json")["remarks"][0]
+
+
 def test_the_method_by_its_name_takes_the_records_of_the_file_and_no_others(tmp_path, fairpate, state):
     path = written(tmp_path, {name: values for name, values in table().items() if name not in ("age", "size")})
     sets = [f"votes.path={path}", "votes.unit=hospital", 'votes.classes=["no", "yes"]', "votes.num_voters=12"]
