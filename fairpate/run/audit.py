@@ -91,7 +91,7 @@ from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter, duration
-from fairpate.types import FloatArray, GateRule, IntArray, PrivacyStatement, UsageError, UserError, strict
+from fairpate.types import FloatArray, GateRule, IntArray, PrivacyStatement, UsageError, UserError, heard_by, strict
 from student.student import load_student
 from teachers.ensemble import BlockPool
 
@@ -282,7 +282,7 @@ def _attacked(
         reporter.note(
             "time",
             f"{num_releases:,} releases and as many controls would take {duration(num_releases * each_s)}; "
-            f"{fitting:,} are drawn, in {minutes:g} minutes: give --minutes for more",
+            f"{fitting:,} are drawn, in {minutes:g} min: give --minutes for more",
         )
         num_releases = fitting
         total = num_releases * shadows.num_canaries
@@ -299,7 +299,9 @@ def _attacked(
         seen: list[Seen] = []
         with reporter.stage(name) as advance:
             for number, coins_M in enumerate(coins_RM):
-                seen.append(of.play(coins_M))
+                # The progress of the audit is counted in releases, not in the steps of a training.
+                with heard_by(lambda *_: None):
+                    seen.append(of.play(coins_M))
                 advance(number + 1, num_releases)
         scores_RSM = np.stack([each.scores_SM for each in seen])
         if centred:
@@ -437,7 +439,7 @@ def shadows_of(
             ]
             epsilon = price(weaker, delta=config.target.delta, accounting=config.target.accounting).epsilon
             half = config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
-            shadows = _models(facts, half, None, loaded)
+            shadows = _models(facts, half, events, loaded, is_control=True)
             share = min(
                 less / noise
                 for of_run, of_control in zip(events, shadows.events, strict=True)
@@ -905,15 +907,22 @@ class _Sums:
     norm: float = 0.0
 
 
-def _models(facts: DataRecord, config: DpSgdFamily, stated: Sequence[Event] | None, loaded: Dataset | None) -> Shadows:
+def _models(
+    facts: DataRecord,
+    config: DpSgdFamily,
+    stated: Sequence[Event],
+    loaded: Dataset | None,
+    *,
+    is_control: bool = False,
+) -> Shadows:
     """Return an attack on trainings of the DP-SGD family. Each canary (a record that the attacker looks for) has a
     feature of its own, which is 0 in every other record, so that the model's weights of this feature depend on the
     canary alone.
 
-    The attacker sees the noisy sums of all steps, of which the guarantee is for. ``stated``: the privacy events of the
-    run; None: those that the training returns.
+    The attacker sees the noisy sums of all steps, which the guarantee is for. ``stated``: the privacy events of the
+    run, whose noise is claimed; of a control (``is_control``) that of its own training's events is claimed.
     """
-    rates = {rate for event in stated or () if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
+    rates = {rate for event in stated if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
     config = config.model_copy(update={"dp_sgd": config.dp_sgd.model_copy(update={"num_records": size})})
@@ -958,7 +967,7 @@ def _models(facts: DataRecord, config: DpSgdFamily, stated: Sequence[Event] | No
             trained(alone, reached, initial_model(config, alone))
     whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
     events = trained(whole, reached_by_many := _Names(), initial_model(config, whole)).events
-    multipliers = _multipliers(config, tuple(stated or events))
+    multipliers = _multipliers(config, tuple(events if is_control else stated))
     if unknown := set(reached_by_many.names) - set(multipliers):
         raise AuditError(f"method: {config.method} releases {', '.join(sorted(unknown))}, for which no audit is known.")
     # A convolution shares its weights among places: no canary has a direction of its own.

@@ -312,3 +312,16 @@ def test_a_control_further_apart_than_its_plan_and_too_long_a_canary_are_finding
     assert "control is far from its plan" in found.findings[0] and "2.00 times what its bound" in found.findings[1]
     assert all(each in audit_page(found) for each in found.findings)
     assert Audit.from_json(found.to_json()) == found
+
+
+def test_the_control_of_a_training_has_half_its_noise_at_its_own_sampling_rate(runs: Any) -> None:  # noqa: F811
+    """Also where the number of records is not declared, and only the sampling rate shows it."""
+    root = runs("dp_sgd", dp_sgd={"epochs": 1, "batch_size": 60})
+    audit = audited(root, wanted=lambda found: not found.refuted, num_canaries=20_000, minutes=0.05)
+    (step,) = audit.releases
+    assert not audit.refuted and step.control_noise == pytest.approx(0.5, abs=0.01)
+    (single,) = step.singles
+    assert single.reach == pytest.approx(1.0, abs=1e-3)
+    noise, samples = single.noise[1], single.noise[2]
+    assert noise.value == pytest.approx(1.0, abs=0.02)
+    assert samples.what == "samples" and samples.expected == pytest.approx(0.9) and samples.value > 0.85
