@@ -41,7 +41,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -65,7 +65,7 @@ from fairpate.config import AggregatorConfig, ConfigError, GatedAggregatorConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.files import arrays_digest
-from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training
+from fairpate.methods.base import ExpectedVotes, Method, NoisySum, Stream, Trained, Training
 from fairpate.methods.learning import fit_student, passing, public_records
 from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, multiplier_within, table_event
 from fairpate.methods.record_votes import rule_network, with_noise
@@ -729,7 +729,7 @@ class VotingMethod(Method):
         depend on the queries."""
         return ()
 
-    def planned_queries(self, queries: Split) -> int:
+    def planned_queries(self, queries: Sized) -> int:
         """Return the number of queries whose answers together may cost the target epsilon: those of the run, and those
         that ``queries.keep`` reserves for an analyst later."""
         own = self.aggregator.num_queries or len(queries)
@@ -1003,13 +1003,18 @@ class PateFamily(GnmaxMethod):
                 "a copy, or start a new run folder with --out and add up both epsilons."
             )
         # Charged already, with the first query (`LedgerTerms.beside`).
-        source = OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
         with training.reporter.stage("thresholds"):
-            draw = partial(with_noise, source=source, row="bin")
-            table_KC = counts.table(dataset, beside[0], self.thresholds, draw)
+            table_KC = self.table_by_score(dataset, counts)
             origin = Origin(id="", settings=settings, pool="")
             save_release(run.thresholds, Released(arrays={"table_KC": table_KC}, events=beside), origin)
         return replace(labels, table_KC=table_KC)
+
+    def table_by_score(self, dataset: Dataset, counts: NoisyCounts, noisy_sum: NoisySum | None = None) -> IntArray:
+        """Read the private records and return their noisy table (K, C) by score and label, for released ``counts``;
+        ``noisy_sum`` may add the noise instead."""
+        source = OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
+        draw = partial(with_noise, source=source, row="bin", noisy_sum=noisy_sum)
+        return counts.table(dataset, self.beside(dataset)[0], self.thresholds, draw)
 
     def rule(self, dataset: Dataset, labels: Labels) -> tuple[npt.NDArray[np.float64], LabelledSet]:
         """Return the linear rule (C, W) that was fitted to all noisy counts, and its labels of the whole pool."""

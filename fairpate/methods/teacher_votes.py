@@ -113,7 +113,7 @@ class TeacherVotes(VotesOfRecords):
     def measure(self, training: Training) -> Released:
         """Train the teachers, collect their votes on all queries, and release one noisy table of counts."""
         dataset, reporter = training.dataset, training.reporter
-        queries, events = self.queries(dataset), self.events(dataset)
+        queries = self.queries(dataset)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
         # A coordinator has no teachers. Elsewhere all shards vote, even empty ones: one record more must not add the
         # votes of a teacher.
@@ -126,6 +126,13 @@ class TeacherVotes(VotesOfRecords):
                     ensemble = self.train_teachers(dataset, training.run.teachers, pool, on_progress=advance)
                 with reporter.stage("votes") as advance:
                     votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
+        return self.noisy(training, votes_QC)
+
+    def noisy(self, training: Training, votes_QC: IntArray) -> Released:
+        """Release the noisy table of the exact counts ``votes_QC`` and, with small teachers, the table of private
+        labels by score."""
+        dataset, reporter = training.dataset, training.reporter
+        queries, events = self.queries(dataset), self.events(dataset)
         training.reserve(events, self.source.label)
         noise, draw = (
             events[0].noise_stddev_votes,
@@ -135,11 +142,12 @@ class TeacherVotes(VotesOfRecords):
         reporter.note("votes", f"{len(queries)} queries, noise {noise:.2f}")
         if len(events) > 1:
             # The bins of the second table follow from the first one and public records alone.
-            counts = self._counts(queries, arrays["counts_QC"], events[0])
+            counts = self.noisy_counts(queries, arrays["counts_QC"], events[0])
             arrays["table_KC"] = counts.table(dataset, events[1], self.thresholds, partial(draw, row="bin"))
         return Released(arrays=arrays, events=events)
 
-    def _counts(self, queries: Split, counts_QC: IntArray, event: VoteSums | VoteTables) -> NoisyCounts:
+    def noisy_counts(self, queries: Split, counts_QC: IntArray, event: VoteSums | VoteTables) -> NoisyCounts:
+        """Return the released counts, for the rule that is fitted to all of them."""
         # From the release: over several sites, the number of those that took part is not known here.
         num_teachers = max(1, round(float(counts_QC.sum(axis=1).mean())))
         return NoisyCounts(
@@ -155,7 +163,7 @@ class TeacherVotes(VotesOfRecords):
         dataset, (event, *others) = training.dataset, released.events
         assert isinstance(event, VoteSums)
         queries = self.queries(dataset)
-        counts = self._counts(queries, released.arrays["counts_QC"], event)
+        counts = self.noisy_counts(queries, released.arrays["counts_QC"], event)
         if not self.fits_counts:
             chances_QC = label_chances(
                 counts.counts_QC, num_teachers=counts.num_voters, noise_stddev_votes=counts.noise_stddev_votes

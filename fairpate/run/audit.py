@@ -10,7 +10,8 @@ add, and reads what a run publishes. Guesses about the coins give lower bounds o
 - Tables and sums: a canary has a cell of the table or a direction of its own. The attacker's score is the likelihood
   ratio of the released numbers.
 - Teachers' votes: a canary changes its teacher's vote by a random code over the queries. The score is the correlation
-  of this code with the answers, or with which queries passed the threshold check.
+  of this code with the answers, or with which queries passed the threshold check. With small teachers it has a cell of
+  the table of private labels by score as well.
 - SGD family: a canary has a feature of its own. The score is the likelihood ratio of the noisy sums of all steps, in
   the direction of the canary's gradient. Models without such a direction (convolutions) are attacked by how much the
   published model raised the odds of the canary's label, which is weak.
@@ -57,7 +58,8 @@ from fairpate.methods.base import Method, Training, Watch, price
 from fairpate.methods.dp_fair_learning import Postprocessing, released_counts
 from fairpate.methods.dp_fermi import DpFermi
 from fairpate.methods.dp_sgd import DpSgdFamily
-from fairpate.methods.pate import GnmaxMethod
+from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig
+from fairpate.methods.pate import GnmaxMethod, PateFamily
 from fairpate.methods.raco_dp import RacoDp
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
 from fairpate.methods.residual_votes import (
@@ -68,6 +70,7 @@ from fairpate.methods.residual_votes import (
     least_eigenvalue,
     votes_themselves,
 )
+from fairpate.methods.teacher_votes import TeacherVotes
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy import mechanism_events
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, LaplaceReleases, PoissonGaussians, SpentError
@@ -428,8 +431,10 @@ def shadows_of(
             return _cells(run, facts, config, events[0], loaded, is_control=is_control)
         case WeightedVotes() | ResidualVotes() | AdaSsp():
             return _sums(run, facts, config, events, loaded, is_control=is_control)
-        case GnmaxMethod() if len(events) == 1 and isinstance(events[0], ConfidentGnmaxQueries):
-            return _votes(run, facts, config, events[0], is_control=is_control, on_private=on_private)
+        case GnmaxMethod() if isinstance(events[0], ConfidentGnmaxQueries):
+            return _votes(run, facts, config, events, loaded, is_control=is_control)
+        case TeacherVotes():
+            return _votes(run, facts, config, events, loaded, is_control=is_control)
         case DpSgdFamily() if all(isinstance(event, PoissonGaussians | PoissonGaussianLaplaces) for event in events):
             if not is_control:
                 return _models(facts, config, events, loaded)
@@ -1112,39 +1117,110 @@ def _multipliers(config: DpSgdFamily, events: Sequence[Any]) -> dict[str, tuple[
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class _TableByScore:
+    """What the attacker knows of the noisy table of private labels by score, whose bins follow from released counts.
+
+    A canary has one unit of mass in one cell, which it may share with others. ``event``: as stated; ``share``: the
+    share of its noise.
+    """
+
+    setting: ShadowData
+    event: Any
+    config: ThresholdsConfig
+    share: float
+
+    @property
+    def unit(self) -> float:
+        """The bound on what a person or record adds."""
+        return float(getattr(self.event, "norm", 1.0))
+
+    @property
+    def stddev(self) -> float:
+        return self.share * float(self.event.noise_stddev_votes)
+
+    def seen(
+        self, included_M: Coins, counts: NoisyCounts, shown_KC: IntArray
+    ) -> tuple[FloatArray, FloatArray, tuple[NoiseSeen, ...]]:
+        """Return scores and gains (M,) of the canaries from the released table ``shown_KC``, and its noise."""
+        others, canaries = self.setting.others, self.setting.canaries
+        bins, ballot = counts.bins(self.setting.dataset, num_bins=self.config.num_bins)
+        person_N = None if others.person_N is None else others.person_N.numpy()
+        known_KC = bins.table(ballot.votes(others.x), others.y.numpy(), person_N)
+        each = slice(None, None, self.setting.copies)
+        cell_2M = bins.numbers(ballot.votes(canaries.x[each])), canaries.y[each].numpy()
+        of_canaries_KC, all_KC = np.zeros(known_KC.shape), np.zeros(known_KC.shape)
+        np.add.at(of_canaries_KC, cell_2M, included_M)
+        np.add.at(all_KC, cell_2M, 1.0)
+        # The attacker does not know the coins of the other canaries in a cell.
+        others_M, stddev = all_KC[cell_2M] - 1, self.stddev / self.unit
+        scale_M = np.sqrt(1 + others_M / 4 / stddev**2)
+        found_M = (shown_KC - known_KC)[cell_2M] / self.unit - others_M / 2
+        exact_KC = known_KC + self.unit * of_canaries_KC
+        spread, kurtosis = _moments_of(float(self.event.noise_stddev_votes))
+        # Every cell: noise may be missing on empty ones alone.
+        noise = _both_kinds(shown_KC - exact_KC, exact_KC > 0, spread, kurtosis=kurtosis)
+        return found_M / stddev / scale_M, 1 / stddev / scale_M, noise
+
+    def claimed(self, counts: NoisyCounts, delta: float) -> Claimed:
+        """Return what is claimed of the table alone, with what one canary adds to it without noise."""
+
+        def exact(records: Split) -> IntArray:
+            dataset = replace(self.setting.dataset, private=records)
+            return counts.table(dataset, self.event, self.config, lambda exact_KC, **_: exact_KC)
+
+        one = self.setting.canaries.take(list(range(self.setting.copies)))
+        reach = float(np.linalg.norm(exact(one) - exact(one.take([])))) / self.unit
+        return Claimed(name="table by score", claim=_of_gaussian(self.unit, self.stddev, delta), reach=reach)
+
+
 def _votes(
     run: RunDirectory,
     facts: DataRecord,
-    config: GnmaxMethod,
-    stated: ConfidentGnmaxQueries,
+    config: GnmaxMethod | TeacherVotes,
+    events: Sequence[Any],
+    loaded: Dataset | None,
     *,
     is_control: bool,
-    on_private: bool,
 ) -> Shadows:
-    """Return attacks on the noisy answers that teachers give to a run's queries: on the answers, and on which queries
-    pass the threshold check.
+    """Return attacks on the noisy answers that teachers give to a run's queries: on the answers, on which queries pass
+    the threshold check, and on the table of private labels by score.
 
     A canary is a record of one teacher. In every query it changes this teacher's vote from one of two classes to the
     other. The direction of the change is random for each query, and known to the attacker. Where there is a threshold,
-    half of the queries have votes at it; all others are a tie of two classes.
+    half of the queries have votes at it; all others are a tie of two classes. In the table it is in one cell.
     """
-    mechanism, target = config.mechanism, config.target
-    if target.epsilon is not None:
-        asked = config.aggregator.num_queries or stated.count
-        mechanism = mechanism_within(
-            mechanism, target_epsilon=target.epsilon, target_delta=target.delta, num_queries=asked
-        )
+    (stated, *beside), target = events, config.target
     share = 0.5 if is_control else 1.0
-    mechanism = mechanism.scaled(share)
-    num_voters, queries = config.num_voters, stated.count
-    drawn: Any = mechanism_events.of_teachers(mechanism.worst_case(queries), stated.unit)
     # Noise is compared with what the statement claims, not with what the mechanism says of itself.
-    label_noise, check_noise = share * stated.noise_stddev_votes, share * stated.threshold_stddev_votes
-    has_check = math.isfinite(stated.threshold)
+    label_noise, check_noise, threshold = share * stated.noise_stddev_votes, math.inf, -math.inf
+    drawn: tuple[Any, ...]
+    if isinstance(config, TeacherVotes):
+        num_voters, queries, counted = config.teachers.num_teachers, round(stated.norm**2 / 2), True
+    else:
+        mechanism = config.mechanism
+        if target.epsilon is not None:
+            mechanism = mechanism_within(
+                mechanism,
+                target_epsilon=target.epsilon,
+                target_delta=target.delta,
+                num_queries=config.planned_queries(range(stated.count)),
+                beside=tuple(beside),
+            )
+        mechanism = mechanism.scaled(share)
+        num_voters, queries, counted = config.num_voters, stated.count, config.queries.release == "counts"
+        drawn = (mechanism_events.of_teachers(mechanism.worst_case(queries), stated.unit),)
+        check_noise, threshold = share * stated.threshold_stddev_votes, stated.threshold
+    has_check = math.isfinite(threshold)
     # So few canaries that the votes of the others hide one no more than the noise does.
     num_canaries = max(1, min(_MOST_EACH, num_voters // 4, int(stated.noise_stddev_votes**2 / 4)))
     if has_check:
         num_canaries = max(1, min(num_canaries, int(stated.threshold_stddev_votes**2 / 4)))
+    thresholds = config.thresholds if isinstance(config, PateFamily | TeacherVotes) and beside else None
+    if thresholds is not None:
+        # Likewise of those that share a cell of the table.
+        in_cell = max(1, int((beside[0].noise_stddev_votes / getattr(beside[0], "norm", 1)) ** 2 / 4))
+        num_canaries = min(num_canaries, in_cell * thresholds.num_bins * len(facts.label_names))
     generator = np.random.default_rng(0)
     groups = generator.integers(len(facts.group_names), size=queries).tolist()
     code_QM = generator.integers(2, size=(queries, num_canaries))
@@ -1154,15 +1230,17 @@ def _votes(
     at_check_Q = np.zeros(queries, np.bool_)
     votes_QC[:, 0] = half
     if has_check:
-        of_threshold = min(rest, max(0, round(stated.threshold) - num_canaries // 2))
+        of_threshold = min(rest, max(0, round(threshold) - num_canaries // 2))
         at_check_Q = np.arange(queries) % 2 == 1
         # The others pass as surely as a vote may, by made-up teachers: more than the run has, if it takes them.
-        half = max(half, of_threshold + round(3 * stated.threshold_stddev_votes))
+        half = max(half, of_threshold + round(3 * check_noise / share))
         votes_QC[:, 0] = np.where(at_check_Q, of_threshold, half)
     votes_QC[:, 1] = np.where(at_check_Q, rest - of_threshold, half)
-    if on_private:
+    ids: Sequence[str] = [f"public-{number}" for number in range(queries)]
+    if loaded is not None and not isinstance(config, TeacherVotes):
         # The run's own votes, without as many votes for the leading class as there are canaries.
-        votes_QC = context.read_votes(run.votes).votes_QC.copy()
+        collected = context.read_votes(run.votes)
+        votes_QC, ids = collected.votes_QC.copy(), collected.record_ids
         queries, leader_Q = len(votes_QC), votes_QC.argmax(axis=1)
         led_Q = np.arange(queries), leader_Q
         votes_QC[led_Q] = np.maximum(votes_QC[led_Q] - num_canaries, 0)
@@ -1170,25 +1248,81 @@ def _votes(
     sign_QM = 2 * code_QM - 1
     first_Q, second_Q = np.argsort(-votes_QC, axis=1, kind="stable")[:, :2].T
     keys, rows_Q = [str(number) for number in range(queries)], np.arange(queries)
-    counted = config.queries.release == "counts"
     # A gate only hides answers that are charged all the same.
     rule = GateRule(max_disparity=math.inf, min_count=1)
-    crowd = num_canaries / 4  # variance of the votes of the other canaries, whose coins the attacker does not know
+    setting, table = None, None
+    if beside or isinstance(config, TeacherVotes):
+        if loaded is not None and loaded.embedding is None:
+            loaded = embedded(loaded, Embedding.of(loaded.public.x, EmbeddingConfig(graph_share=0)))
+        width = min(math.prod(facts.record_shape), _MOST_EACH)
+        public_x = torch.from_numpy(generator.normal(size=(queries, width)).astype(np.float32))
+        public_x = public_x if loaded is None else loaded.public.x
+        number_M = np.arange(num_canaries)
+        kinds = number_M % len(facts.label_names), number_M % len(facts.group_names)
+        canaries = (public_x[torch.from_numpy(number_M % len(public_x))], *kinds)
+        setting = _setting(facts, public_x, canaries, num_others=_RECORDS_UNKNOWN, loaded=loaded, is_embedded=True)
+        if loaded is not None:
+            setting = replace(setting, dataset=replace(setting.dataset, public=loaded.public))
+        if isinstance(config, TeacherVotes):
+            drawn, ids = config.events(setting.dataset), config.queries(setting.dataset).record_id
+        elif isinstance(config, PateFamily):
+            drawn = (*drawn, *config.beside(setting.dataset))
+        if thresholds is not None:
+            table = _TableByScore(setting=setting, event=beside[0], config=thresholds, share=share)
 
-    def play(included_M: Coins) -> Seen:
+    def own_noise(exact_RW: IntArray, *, name: str, **_: Any) -> IntArray:
+        stddev = table.stddev if table is not None and name == "bin" else label_noise
+        return exact_RW + _own_noise(exact_RW.shape, stddev)
+
+    noisy_sum = own_noise if is_control else None
+
+    def cast(included_M: Coins) -> IntArray:
         # A teacher votes for one of two classes by its code, and with the canary's record for the other one.
         for_first_Q = (code_QM ^ included_M).sum(axis=1)
         cast_QC = votes_QC.copy()
         cast_QC[rows_Q, first_Q] += for_first_Q
         cast_QC[rows_Q, second_Q] += num_canaries - for_first_Q
+        return cast_QC
+
+    def answered(
+        cast_QC: IntArray, included_M: Coins
+    ) -> tuple[IntArray, Numbers | None, NoisyCounts | None, IntArray | None]:
+        """Return the released labels (-1 where there is none) and, if they are released, the counts; both once more as
+        the rule reads them; and the table by score."""
+        dataset = None if setting is None else setting.with_canaries(included_M)
+        if isinstance(config, TeacherVotes):
+            assert dataset is not None
+            arrays = config.noisy(replace(_training(config, dataset), noisy_sum=noisy_sum), cast_QC).arrays
+            counts = config.noisy_counts(config.queries(dataset), arrays["counts_QC"], drawn[0])
+            return arrays["counts_QC"].argmax(axis=1), arrays["counts_QC"], counts, arrays.get("table_KC")
         gate = DemographicParityGate(rule, num_groups=len(facts.group_names), num_classes=len(facts.label_names))
         answers = mechanism.answer(cast_QC, groups=groups, keys=keys, gate=gate, source=OsEntropy())
-        passed_Q = np.array([answer.label is not None for answer in answers])
         said_Q = np.array([-1 if answer.label is None else answer.label for answer in answers])
+        if not counted:
+            return said_Q, None, None, None
+        numbers_QC = np.array([(0,) * cast_QC.shape[1] if each.counts is None else each.counts for each in answers])
+        counts, table_KC = counted_of(numbers_QC, said_Q >= 0), None
+        if dataset is not None and isinstance(config, PateFamily):
+            table_KC = config.table_by_score(dataset, counts, noisy_sum)
+        return said_Q, numbers_QC, counts, table_KC
+
+    def counted_of(counts_QC: IntArray, passed_Q: Coins) -> NoisyCounts:
+        return NoisyCounts(
+            counts_QC=counts_QC[passed_Q],
+            record_ids=[ids[row] for row in np.flatnonzero(passed_Q).tolist()],
+            num_voters=num_voters,
+            noise_stddev_votes=label_noise,
+        )
+
+    crowd = num_canaries / 4  # variance of the votes of the other canaries, whose coins the attacker does not know
+
+    def play(included_M: Coins) -> Seen:
+        cast_QC = cast(included_M)
+        said_Q, numbers_QC, counts, table_KC = answered(cast_QC, included_M)
+        passed_Q = said_Q >= 0
         lead_Q, exact_Q = np.zeros(queries), (cast_QC[rows_Q, first_Q] - cast_QC[rows_Q, second_Q]).astype(np.float64)
         known_Q = (votes_QC[rows_Q, first_Q] - votes_QC[rows_Q, second_Q]).astype(np.float64)
-        if counted:
-            numbers_QC = np.array([(0,) * cast_QC.shape[1] if a.counts is None else a.counts for a in answers], float)
+        if numbers_QC is not None:
             lead_Q = np.where(passed_Q, numbers_QC[rows_Q, first_Q] - numbers_QC[rows_Q, second_Q] - known_Q, 0.0)
             squares = ((numbers_QC - cast_QC)[passed_Q] / label_noise) ** 2
             of_labels = NoiseSeen.of_squares(float(squares.sum()), squares.size)
@@ -1214,19 +1348,24 @@ def _votes(
         gains = [np.full(num_canaries, shift * math.sqrt(num_passed))]
         noise: list[tuple[NoiseSeen, ...]] = [(of_labels,)]
         if has_check:
-            ahead_Q = cast_QC.max(axis=1) - stated.threshold
+            ahead_Q = cast_QC.max(axis=1) - threshold
             chance_Q, less_Q = (scipy.special.ndtr((ahead_Q + 0.5) / (check_noise * of)) for of in (1.0, LESS_NOISE))
             near_Q = (ahead_Q != 0) & (ahead_Q + 0.5 != 0)
             is_above_Q = ahead_Q >= 0
             against = [np.where(is_above_Q, 1 - each, each)[near_Q] for each in (chance_Q, less_Q)]
             noise.append((NoiseSeen.of_answers((passed_Q != is_above_Q)[near_Q], *against),))
-            of_known_Q = votes_QC[rows_Q, first_Q] + num_canaries / 2 - stated.threshold + 0.5
+            of_known_Q = votes_QC[rows_Q, first_Q] + num_canaries / 2 - threshold + 0.5
             spread = math.hypot(check_noise, math.sqrt(crowd))
             chance_Q = scipy.special.ndtr(of_known_Q / spread)
             slope_Q = scipy.stats.norm.pdf(of_known_Q / spread) / spread
             weight_Q = slope_Q / np.maximum(chance_Q * (1 - chance_Q), 1e-9)
             scores.append(_coded(-(passed_Q - chance_Q) * weight_Q, sign_QM))
             gains.append(np.full(num_canaries, math.sqrt(float((slope_Q * weight_Q).sum()))))
+        if table is not None and counts is not None and table_KC is not None:
+            score_M, gain_M, of_table = table.seen(included_M, counts, table_KC)
+            scores.append(score_M)
+            gains.append(gain_M)
+            noise.append(of_table)
         return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noise))
 
     delta = target.delta
@@ -1237,10 +1376,14 @@ def _votes(
     attack = f"the canary's code in the {'noisy counts' if counted else 'labels'} of all queries"
     if has_check:
         attack += ", and in which of them passed the check"
+    if table is not None:
+        nobody = cast(np.zeros(num_canaries, np.bool_))
+        releases.append(table.claimed(counted_of(nobody, np.ones(queries, np.bool_)), delta))
+        attack += ", and likelihood ratio of the number in its cell of the table by score"
     is_gaussian = (counted and not has_check) or queries >= _MANY
     return Shadows(
         attack=attack,
-        events=(drawn,),
+        events=drawn,
         num_canaries=num_canaries,
         releases=tuple(releases),
         play=play,
