@@ -431,9 +431,9 @@ def shadows_of(
             return _cells(run, facts, config, events[0], loaded, is_control=is_control)
         case WeightedVotes() | ResidualVotes() | AdaSsp():
             return _sums(run, facts, config, events, loaded, is_control=is_control)
-        case GnmaxMethod() if isinstance(events[0], ConfidentGnmaxQueries):
-            return _votes(run, facts, config, events, loaded, is_control=is_control)
-        case TeacherVotes():
+        case GnmaxMethod() | TeacherVotes() if isinstance(
+            events[0], ConfidentGnmaxQueries | mechanism_events.VoteSums
+        ) and all(isinstance(event, mechanism_events.VoteTables | mechanism_events.VoteSums) for event in events[1:]):
             return _votes(run, facts, config, events, loaded, is_control=is_control)
         case DpSgdFamily() if all(isinstance(event, PoissonGaussians | PoissonGaussianLaplaces) for event in events):
             if not is_control:

@@ -12,13 +12,14 @@ import pytest
 import torch
 from scipy import stats
 from small_runs import QUIET
-from test_run_audit import audited, is_refuted, runs  # noqa: F401 - the fixture
+from test_run_audit import audited, holds, is_refuted, runs, two_groups  # noqa: F401 - the fixture
 
 from aggregator import mechanism
-from fairpate.methods import dp_fermi, record_votes, residual_votes
+from fairpate.methods import dp_fermi, pate, record_votes, residual_votes, teacher_votes
+from fairpate.methods.noisy_counts import Bins
 from fairpate.nn import private_fit
 from fairpate.privacy.accountant import PoissonGaussians
-from fairpate.privacy.audit import IdealAttack, NoiseSeen, gaussian_epsilon
+from fairpate.privacy.audit import IdealAttack, NoiseSeen, gaussian_epsilon, gaussian_mu
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.report.run_page import SURE, AttackResult, Audit, audit_page
 from fairpate.run import audit as run_audit
@@ -58,7 +59,7 @@ def sums_with(share: float, which: str) -> Fault:
                 return whole(table, stddev=stddev, row=row, **how)
             return whole(table, stddev=share * stddev, row=row, **how) if share else table
 
-        for module in (record_votes, residual_votes):
+        for module in (record_votes, residual_votes, pate, teacher_votes):
             patched.setattr(module, "with_noise", with_noise)
 
     return fault
@@ -201,6 +202,116 @@ def test_a_fault_in_one_of_several_releases_is_found_there(
     found = audited(root, wanted=is_refuted, num_canaries=CANARIES, minutes=minutes)
     assert found.refuted
     assert any(of_release in each for each in found.findings)
+
+
+COUNTS = {"release": "counts", "mechanism": {"threshold": float("-inf")}}
+# As many teachers as give a release its 256 canaries.
+SMALL_TEACHERS = {
+    "num_private": 2400,
+    "teachers": {"num_teachers": 1024, "model": {"name": "ridge"}},
+    "ray": {"num_actors": 0},
+    "target": {"epsilon": 1.0},
+}
+RECORD, PERSON = {"persons": False}, {"persons": True}
+
+
+def of_small_teachers(runs: Any, method: str, **more: Any) -> Any:  # noqa: F811
+    own = {} if method == "teacher_votes" else {"aggregator": COUNTS | more.pop("aggregator", {})}
+    return runs(method, **SMALL_TEACHERS, **own, **more)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("fairpate", RECORD),
+        pytest.param("fairpate", PERSON, marks=pytest.mark.slow),
+        pytest.param("pate", {"aggregator": {"keep": 0.5}}, marks=pytest.mark.slow),
+        pytest.param("pate_s_pre", RECORD, marks=pytest.mark.slow),
+        pytest.param("pate_s_in", RECORD, marks=pytest.mark.slow),
+        pytest.param("teacher_votes", RECORD, marks=pytest.mark.slow),
+        pytest.param("teacher_votes", PERSON, marks=pytest.mark.slow),
+    ],
+)
+def test_both_releases_of_small_teachers_are_attacked(runs: Any, method: str, more: dict[str, Any]) -> None:  # noqa: F811
+    found = audited(of_small_teachers(runs, method, **more), wanted=holds)
+    (step,) = found.releases
+    assert not found.refuted and found.has_power
+    assert [single.name for single in step.singles] == ["answers", "table by score"] and len(step.events) == 2
+    assert step.found.guesses.num_canaries >= CANARIES and step.control_noise == 0.5
+    # Together as much as the statement claims, or less where room is kept; the control of each is further apart.
+    assert math.hypot(*(single.claim.mu or 0 for single in step.singles)) <= 1.01 * gaussian_mu(
+        found.epsilon, found.delta
+    )
+    for single in step.singles:
+        assert single.found is not None and single.control is not None
+        assert max(single.control.bounds(found.delta)) > max(single.found.bounds(found.delta))
+    # In the table, one unit has exactly one unit of mass: a person's share of it is rounded down.
+    assert step.singles[1].reach == pytest.approx(1.0, abs=1e-4)
+
+
+def once_per_record(patched: pytest.MonkeyPatch) -> None:
+    """The records of a person do not share its mass."""
+    whole = Bins.table
+    patched.setattr(
+        Bins,
+        "table",
+        lambda self, phi_NW, labels_N, person_N=None: whole(
+            self, phi_NW, labels_N, None if person_N is None else np.arange(len(labels_N))
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "fault", "of_release"),
+    [
+        pytest.param(method, more, fault, name, id=f"{method}: {what}", marks=[pytest.mark.slow] * (not is_quick))
+        for method, more, what, fault, name, is_quick in (
+            ("fairpate", RECORD, "half in the counts", votes_with(0.5, of_check=False), "answers", False),
+            ("fairpate", RECORD, "two thirds in the counts", votes_with(2 / 3, of_check=False), "answers", False),
+            ("fairpate", RECORD, "half in the table", sums_with(0.5, "bin"), "table by score", False),
+            ("fairpate", RECORD, "two thirds in the table", sums_with(2 / 3, "bin"), "table by score", True),
+            ("fairpate", RECORD, "no noise in the table", sums_with(0.0, "bin"), "table by score", False),
+            ("fairpate", PERSON, "a person once per record", once_per_record, "table by score", False),
+            ("teacher_votes", PERSON, "half in the counts", sums_with(0.5, "query"), "answers", False),
+            ("teacher_votes", PERSON, "two thirds in the counts", sums_with(2 / 3, "query"), "answers", False),
+            ("teacher_votes", PERSON, "half in the table", sums_with(0.5, "bin"), "table by score", False),
+            ("teacher_votes", PERSON, "two thirds in the table", sums_with(2 / 3, "bin"), "table by score", False),
+            ("teacher_votes", PERSON, "no noise in the table", sums_with(0.0, "bin"), "table by score", False),
+            ("teacher_votes", PERSON, "a person once per record", once_per_record, "table by score", False),
+        )
+    ],
+)
+def test_a_fault_in_either_release_of_small_teachers_is_found_there(
+    runs: Any,  # noqa: F811
+    method: str,
+    more: dict[str, Any],
+    fault: Fault,
+    of_release: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = of_small_teachers(runs, method, **more)
+    fault(monkeypatch)
+    other = {"answers": "table by score", "table by score": "answers"}[of_release]
+
+    def is_found_there(found: Audit) -> bool:
+        return any(of_release in each for each in found.findings) and not any(other in each for each in found.findings)
+
+    assert is_found_there(audited(root, wanted=is_found_there))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fairpate", "teacher_votes"])
+def test_the_table_of_the_run_s_own_records_is_attacked(
+    runs: Any,  # noqa: F811
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = of_small_teachers(runs, method, **PERSON)
+    monkeypatch.setattr(run_audit, "load_for", lambda *_: two_groups(True, SMALL_TEACHERS["num_private"]))
+    monkeypatch.setattr(run_audit, "require_data_by_name", lambda _: None)
+    found = audited(root, wanted=holds, on_private=True)
+    assert not found.refuted and found.has_power and found.records == "private"
+    assert (root / "private" / "audit.html").exists() and not (root / "public" / "audit.html").exists()
 
 
 def correct(delta: float, epsilons: tuple[float, ...], num_canaries: int, *, noise: float = 1.0) -> Shadows:

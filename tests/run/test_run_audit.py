@@ -67,8 +67,8 @@ def split(count: int, name: str) -> Split:
     return Split(x=x, y=(x[:, 0] + 0.3 * z > 0).long(), z=z, record_id=[f"{name}{row}" for row in range(count)])
 
 
-def two_groups(persons: bool = False) -> Dataset:
-    private = split(600, "a")
+def two_groups(persons: bool = False, num_private: int = 600) -> Dataset:
+    private = split(num_private, "a")
     if persons:
         names = [f"p{row // 2}" for row in range(len(private))]
         private = Split(x=private.x, y=private.y, z=private.z, record_id=private.record_id, person_id=names)
@@ -94,12 +94,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     def run_of(method: str, **more: Any) -> Path:
         key = f"{method}{json.dumps(more, default=str)}"
         if key not in found:
-            persons = more.pop("persons", False)
+            persons, num_private = more.pop("persons", False), more.pop("num_private", 600)
             settings = {"target": {"epsilon": 4.0}} | LINEAR | KINDS.get(method, ({}, 0))[0] | more
             settings["out"] = folder / str(len(found))
             with pytest.MonkeyPatch.context() as patched:
                 patched.setenv("FAIRPATE_STATE", str(folder / f"state-{len(found)}"))
-                found[key] = run_method(configured(settings, method=method), QUIET, two_groups(persons)).root
+                found[key] = run_method(
+                    configured(settings, method=method), QUIET, two_groups(persons, num_private)
+                ).root
         return found[key]
 
     return run_of
