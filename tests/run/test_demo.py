@@ -62,6 +62,6 @@ def test_the_sentence_on_accuracy_compares_and_calls_seeded_noise_not_private() 
 def test_the_demo_compares_three_private_methods_at_one_epsilon_with_fresh_noise() -> None:
     cells = cells_of(load_sweep(EXAMPLES / "demo.yaml"), folder=EXAMPLES)
     private = [cell.config for cell in cells if cell.config.is_private]
-    assert [config.method for config in private] == ["fairpate", *["weighted_votes"] * 2, "dp_sgd"]
+    assert [config.method for config in private] == ["fairpate", *["residual_votes"] * 2, "dp_sgd"]
     assert {(config.target.epsilon, config.target.delta, config.is_seeded) for config in private} == {(1, 1e-5, False)}
     assert len(cells) == 5
