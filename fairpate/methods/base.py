@@ -1097,10 +1097,12 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
 
 
 def teaches_networks(values: Mapping[str, Any]) -> bool:
-    """Return whether ``values``, nested settings, choose networks as teachers."""
+    """Return whether ``values``, nested settings, choose networks as teachers: by their model, or by how they are
+    trained."""
     teachers = values.get("teachers")
-    model = teachers.get("model") if isinstance(teachers, Mapping) else None
-    return (model.get("name") if isinstance(model, Mapping) else model) not in (None, "ridge")
+    model, fit = (teachers.get("model"), teachers.get("fit")) if isinstance(teachers, Mapping) else (None, None)
+    name = model.get("name") if isinstance(model, Mapping) else model
+    return name not in (None, "ridge") or (name is None and bool(fit))
 
 
 def num_features(num_teachers: int, epsilon: float | None, *, of_pictures: bool = False) -> int:

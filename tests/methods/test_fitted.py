@@ -48,7 +48,9 @@ def test_sizes_follow_the_publisher_s_count_and_the_pool() -> None:
     assert fitted(DataConfig(name="adult", num_public=4000), "fairpate")["aggregator"]["num_queries"] is None
 
 
-@pytest.mark.parametrize("chosen", ["teachers.model=logistic", "teachers.model={name: mlp, hidden: [8]}"])
+@pytest.mark.parametrize(
+    "chosen", ["teachers.model=logistic", "teachers.model={name: mlp, hidden: [8]}", "teachers.fit.epochs=3"]
+)
 def test_networks_as_teachers_keep_large_shards_and_few_queries(chosen: str) -> None:
     for data, teachers in (("color_digits", 20), ("adult", 488)):
         config: Any = resolved([f"data.name={data}", "data.num_public=1200", chosen], "fairpate")
