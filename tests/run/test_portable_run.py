@@ -88,7 +88,17 @@ def visits(tmp_path_factory):
 def run(fairpate, visits, out, *overrides, data=None):
     options = [part for override in (*FAST, *overrides) for part in ("--set", override)]
     code, output, errors = fairpate(
-        "run", "--method", "pate", "--data", data or visits[0], "--set", "target.epsilon=8", *options, "--out", out
+        "run",
+        "--method",
+        "pate",
+        "--data",
+        data or visits[0],
+        "--set",
+        "target.epsilon=8",
+        *options,
+        "--out",
+        out,
+        "--yes",
     )
     assert code == 0, errors
     return output, errors
