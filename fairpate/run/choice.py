@@ -268,7 +268,8 @@ class Trials:
         # All limits before the first charge: a refusal later would leave charges without a model.
         for log, event in counted:
             log.check([event], noise=OS_ENTROPY)
-        runs.announce_spending(self.cost, data, reporter, is_own=is_own, units=units)
+        runs.announce_spending(self.cost, data, reporter, is_own=is_own)
+        runs.announce_delta(self.cost.delta, units, self.cost.unit, reporter, is_own=is_own)
         if also_tests:
             logs[0].of_part("test").check([table_event(self.cost)], noise=OS_ENTROPY)
         for log, event in counted:

@@ -206,12 +206,9 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     return Price(epsilon=target.epsilon, delta=target.delta, unit=unit, relation=relation, accounting=target.accounting)
 
 
-def announce_spending(
-    cost: Price | None, data: str, reporter: Reporter, *, is_own: bool, units: int | None = None
-) -> None:
-    """Print what a release on the data set ``data`` may cost and what earlier releases cost, and a caution if delta is
-    large for the public number of ``units`` (None: not public). Ask the user for confirmation if the total exceeds a
-    limit, or if delta is so large that the guarantee says next to nothing.
+def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
+    """Print what a release on the data set ``data`` may cost and what earlier releases cost; ask the user for
+    confirmation if the total exceeds a limit.
 
     ``is_own``: the data set is the user's own. If ``cost`` is None, nothing is printed: the run has no guarantee, or
     its noise is seeded and so not private.
@@ -221,14 +218,13 @@ def announce_spending(
     odometer = Odometer()
     most = f"at most ε = {epsilon_text(cost.epsilon)} (δ = {delta_text(cost.delta)}) of each {cost.unit}"
     reporter.note("spends", f"{most}; so far {spent(data, odometer, delta=cost.delta)}")
-    announce_delta(cost.delta, units, cost.unit, reporter, is_own=is_own)
     if question := question_above(data, planned=cost.epsilon, odometer=odometer, delta=cost.delta, is_own=is_own):
         reporter.consent(question)
 
 
 def announce_delta(delta: float, units: int | None, unit: types.Unit, reporter: Reporter, *, is_own: bool) -> None:
-    """Print a caution if ``delta`` is large for the public number of ``units``, and ask for confirmation if it is so
-    large that a guarantee says next to nothing; arguments as in :func:`announce_spending`."""
+    """Print a caution if ``delta`` is large for the public number of ``units`` (None: not public). Ask for confirmation
+    if it is so large that a guarantee says next to nothing, and the records are the user's own (``is_own``)."""
     if caution := delta_caution(delta, units, unit):
         reporter.note("caution", caution)
         if is_own and is_void_delta(delta, units):
@@ -1014,9 +1010,13 @@ def _opened(
         # A quiet run that asks nobody need not announce its cost.
         is_heard = reporter.asks or not reporter.console.quiet
         if log.stored() is None and release_of is None and is_heard and not config.is_seeded:
-            is_own = config.data.declaration is not None or isinstance(config, OwnVotes)
-            cost, units = planned_cost(config, dataset), public_units(config, dataset)
-            announce_spending(cost, dataset.name, reporter, is_own=is_own, units=units)
+            cost, has_votes = planned_cost(config, dataset), isinstance(config, OwnVotes)
+            is_own = config.data.declaration is not None
+            # A limit on votes made elsewhere refuses without a question.
+            announce_spending(cost, dataset.name, Reporter(reporter.console) if has_votes else reporter, is_own=is_own)
+            if cost is not None:
+                units = public_units(config, dataset)
+                announce_delta(cost.delta, units, cost.unit, reporter, is_own=is_own or has_votes)
         dataset = as_trained(run, config, dataset)
         if isinstance(config, VotingMethod):
             plan, planned = config.plan(dataset), config.aggregator.num_queries
@@ -1053,7 +1053,9 @@ def train_model(
     if odometer is not None and config.is_private:
         log = ReleaseLog(run, Odometer(), data=odometer, method=config.method)
         cost = None if config.is_seeded else planned_cost(config, dataset)
-        announce_spending(cost, odometer, reporter, is_own=True, units=public_units(config, dataset))
+        announce_spending(cost, odometer, reporter, is_own=True)
+        if cost is not None:
+            announce_delta(cost.delta, public_units(config, dataset), cost.unit, reporter, is_own=True)
     check_model_files(config, dataset, reporter)
     return trained_student(config, as_trained(run, config, dataset), run, reporter, log)
 
