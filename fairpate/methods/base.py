@@ -1108,7 +1108,7 @@ def teaches_networks(values: Mapping[str, Any]) -> bool:
 def num_features(num_teachers: int, epsilon: float | None, *, of_pictures: bool = False) -> int:
     """Return how many features teachers in closed form read, by default: more for more teachers and a larger published
     ``epsilon``, as the noise on the votes hides what single features contribute."""
-    # Measured (docs/results-teachers.md): more features than the votes can tell apart only blur them.
+    # Chosen on splits that are not reported: more features than the votes can tell apart only blur them.
     most = _MOST_OF_PICTURES if of_pictures else _MOST_FEATURES
     heard = most if epsilon is None else int(_FEATURES * math.sqrt(num_teachers * epsilon))
     return max(_FEWEST_FEATURES, min(heard, most))
