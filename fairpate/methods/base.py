@@ -18,8 +18,7 @@ costs no privacy. Options take precedence over it.
 
     every method     a public embedding and logistic regression on it: fast, and accurate under noise
     DP-SGD methods   five epochs, batches of a fiftieth of the records or persons
-    trained teachers up to 5,000 teachers in closed form with half a dozen records or persons each, which vote on the
-                     whole pool; no confidence check, noisy counts released
+    trained teachers thousands in closed form, which vote on the whole pool, without a check; noisy counts released
     networks         if chosen as teachers: about 100 records or persons each, and 1,000 queries
     neighbours       queries as for networks; with few records, one query per cluster of the public pool
 
