@@ -638,6 +638,7 @@ class Parameters(TypedDict, total=False):
     storage: _Setting
     teachers: _Setting
     teacher_votes: _Setting
+    thresholds: _Setting
     aggregator: _Setting
     pate_s_in: _Setting
     sf_pate: _Setting

@@ -67,6 +67,7 @@ def estimator_of(config: Method) -> FairClassifier:
 
 
 @pytest.mark.parametrize("name", quick_and_slow(METHODS))
+@pytest.mark.filterwarnings("ignore:δ = ")
 def test_an_estimator_has_the_weights_and_the_price_of_the_command(name: str, digits: Dataset, tmp_path: Path) -> None:
     """Bit by bit, twice, on the same records."""
     given = arrays(digits)

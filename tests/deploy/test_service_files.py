@@ -1,6 +1,7 @@
 """Files that run and watch a service: alerts, dashboard, systemd unit, container; each held against the real thing."""
 
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -197,6 +198,10 @@ def test_logrotate_reads_its_file_and_moves_the_log_of_a_service_which_makes_a_n
         httpx.post(f"{url}/v1/queries", json=ids(range(2)), headers=headers)
         run("logrotate", "--force", "--state", tmp_path / "state", tmp_path / "conf")
         httpx.post(f"{url}/v1/queries", json=ids(range(3)), headers=headers)
+    # A server of its own process ends with it; here its log would be opened by every later test.
+    for handler in [each for each in logging.getLogger().handlers if getattr(each, "baseFilename", "") == str(log)]:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
     before, after = (path.read_text(encoding="utf-8") for path in (log.with_name(f"{log.name}.1"), log))
     assert before.count('"/v1/queries"') == after.count('"/v1/queries"') == 1
     assert log.stat().st_mode & 0o777 == 0o600
