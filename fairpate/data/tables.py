@@ -541,7 +541,7 @@ class TableFaults:
 
     A column of which more than 99 of 100 values are clipped is a fault too: it says nothing, so that the bounds, or the
     way in which it was read, are wrong. Fewer than 20 values may all be clipped by chance. Whether this is so depends
-    on the records, as for every fault: whoever learns of it must be allowed to see them.
+    on the records, as for every fault: a reader of the message must be allowed to see them.
     """
 
     found: dict[tuple[str, str, str, str, str], tuple[int, tuple[str, ...]]] = field(default_factory=dict)

@@ -83,7 +83,7 @@ def fitted_rule(
     outside = float(((shares_QC - mean_C) ** 2).sum() - (inside_DC**2).sum())
     noise = (noise_stddev_votes / num_voters) ** 2
     freedom = max(0, num_queries - 1 - len(variances_D)) * num_classes
-    best, chosen = -math.inf, (1.0, np.ones_like(variances_D))
+    best, shrunk_D = -math.inf, np.ones_like(variances_D)
     for power in _POWERS:
         prior_D = (variances_D / variances_D.sum()) ** power
         prior_D /= prior_D.mean()
@@ -100,8 +100,8 @@ def fitted_rule(
                     + freedom * math.log(rest)
                 )
                 if evidence > best:
-                    best, chosen = evidence, (misfit, signal_D / total_D)
-    weights_DC = axes_DD @ (inside_DC * chosen[1][:, None] / np.sqrt(num_queries * variances_D)[:, None])
+                    best, shrunk_D = evidence, signal_D / total_D
+    weights_DC = axes_DD @ (inside_DC * shrunk_D[:, None] / np.sqrt(num_queries * variances_D)[:, None])
     constant = phi_QW[0, 0] / UNITS
     return np.hstack([((mean_C - mean_D @ weights_DC) / constant)[:, None], weights_DC.T])
 

@@ -663,6 +663,11 @@ class VotingMethod(Method):
         raise NotImplementedError
 
     @property
+    def source(self) -> NoiseSource:
+        """The source of noise; one that is seeded gives no privacy."""
+        return OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
+
+    @property
     def mechanism(self) -> Mechanism:
         """The mechanism that releases a label from votes, with the noise as configured."""
         raise NotImplementedError
@@ -719,7 +724,7 @@ class VotingMethod(Method):
             mechanism=mechanism,
             budget=budget,
             unit=self.unit_of(dataset),
-            source=OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed),
+            source=self.source,
             counted_beforehand=0 if self.queries.admission is None else self.aggregator.num_queries or 0,
             beside=self.beside(dataset),
         )
@@ -1012,8 +1017,7 @@ class PateFamily(GnmaxMethod):
     def table_by_score(self, dataset: Dataset, counts: NoisyCounts, noisy_sum: NoisySum | None = None) -> IntArray:
         """Read the private records and return their noisy table (K, C) by score and label, for released ``counts``;
         ``noisy_sum`` may add the noise instead."""
-        source = OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
-        draw = partial(with_noise, source=source, row="bin", noisy_sum=noisy_sum)
+        draw = partial(with_noise, source=self.source, row="bin", noisy_sum=noisy_sum)
         return counts.table(dataset, self.beside(dataset)[0], self.thresholds, draw)
 
     def rule(self, dataset: Dataset, labels: Labels) -> tuple[npt.NDArray[np.float64], LabelledSet]:

@@ -134,10 +134,8 @@ class TeacherVotes(VotesOfRecords):
         dataset, reporter = training.dataset, training.reporter
         queries, events = self.queries(dataset), self.events(dataset)
         training.reserve(events, self.source.label)
-        noise, draw = (
-            events[0].noise_stddev_votes,
-            partial(with_noise, source=self.source, noisy_sum=training.noisy_sum),
-        )
+        noise = events[0].noise_stddev_votes
+        draw = partial(with_noise, source=self.source, noisy_sum=training.noisy_sum)
         arrays = {"counts_QC": draw(votes_QC, stddev=noise, row="query")}
         reporter.note("votes", f"{len(queries)} queries, noise {noise:.2f}")
         if len(events) > 1:

@@ -14,8 +14,8 @@ are not normal: likelihood ratios of Gaussian noise are normal, and sums over ma
 
 Any attacker may be used: a low bound proves nothing, a bound above the claimed epsilon proves a fault.
 
-**The noise that is seen.** Whoever draws a release and knows its exact numbers sees the noise itself. Its mean square,
-or how often an answer differs from the exact one, shows missing noise with far fewer draws than guesses need
+**The noise that is seen.** A caller that draws a release and knows its exact numbers sees the noise itself. Its mean
+square, or how often an answer differs from the exact one, shows missing noise with far fewer draws than guesses need
 (:class:`NoiseSeen`).
 
 **Power** is computed from the claim and the number of canaries alone (:meth:`IdealAttack.power`,
