@@ -73,7 +73,7 @@ def live_frontier(name: str = "utkface") -> str:
     """The interactive page of a recorded comparison, as `fairpate compare` would write it; nothing runs."""
     results = json.loads((_ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
     path = _ROOT / "configs" / "paper" / f"{name}.yaml"
-    with mock.patch("fairpate.run.sweep.locate"):  # commands need no files of the data set
+    with mock.patch("fairpate.data.dataset.DatasetEntry.located"):  # commands need no files of the data set
         cells = cells_of(sweep := load_sweep(path), folder=path.parent)
     names = papers.cell_names(cells)
     # Commands of other seeds differ in the seed alone, and would make the page a third larger.

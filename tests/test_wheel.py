@@ -100,7 +100,7 @@ def shown(installed, tmp_path_factory):
     program = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
     made = f"import fairpate, student\nassert {str(ROOT)!r} not in fairpate.__file__ + student.__file__\n"
     made += "import numpy as np; X = np.random.default_rng(0).normal(size=(300, 3)); y = (X[:, 0] > 0).astype(int)\n"
-    made += "pool = X_test = X; groups = np.arange(300) % 2\n"
+    made += "pool, X_test = X[:200] + 0.01, X; groups = np.arange(300) % 2\n"
     quick = "--set methods=[weighted_votes] --set seeds=[0] --set ray.num_actors=0"
     quick += ' --set data_sets={"color_digits":{"file":"color_digits.yaml"}} --set settings.student.fit.epochs=20'
     commands = [
@@ -143,7 +143,7 @@ def test_the_demo_shows_what_the_runs_published(shown):
     folder, printed = shown
     shown, words = json.loads(printed["demo --json"]), printed["demo"]
     names = [*shown["models"]]
-    assert names[:4] == ["fairpate", "weighted_votes", "dp_sgd", "sgd, not private"]
+    assert names[:4] == ["residual_votes", "fairpate", "dp_sgd", "sgd, not private"]
     assert names[4] == f"{shown['chosen']}, may reject"
     assert all(0.9 < shown["models"][name]["epsilon"] <= 1 for name in (*names[:3], names[4]))
     assert shown["models"]["sgd, not private"]["epsilon"] is None

@@ -88,7 +88,7 @@ def test_what_protects_nobody_keeps_its_embedding_to_itself(fairpate, tmp_path):
 @pytest.mark.parametrize("method", ["fairpate", "private_knn"])
 def test_voters_that_fill_a_ledger_may_read_an_embedding(fairpate, tmp_path, method):
     """What is written of public records before the first vote is no release that a missing ledger has forgotten."""
-    sizes = ("--set", "data.num_public=120", "--set", "ray.num_actors=0", "--set", "student.fit.epochs=1")
+    sizes = ("--set", "data.num_public=120", "--set", "ray.num_actors=0")
     command = ("run", "--epsilon", "2", "--method", method, *QUICK, *sizes, "--out", str(tmp_path / "run"))
     code, _, errors = fairpate(*command)
     assert code == 0, errors
