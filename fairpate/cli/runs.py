@@ -358,6 +358,7 @@ def assess(
     label: str | None = None,
     score: str | None = None,
     selected: str | None = None,
+    classes: str | None = None,
     person: str | None = None,
     fair_at: base.FairAt = None,
     least_cell: int = 10,
@@ -374,6 +375,7 @@ def assess(
         label: Column of true classes: adds accuracy and all gaps.
         score: Column of scores instead of classes; a score above the median is selected.
         selected: The class that counts as selected; default: of two classes the last in alphabetical order.
+        classes: All classes, separated by commas: needed if predictions and labels each lack a class of the other.
         person: Column of persons with several records each; intervals are then over persons.
         least_cell: Groups with fewer records (or persons) are not shown; 1 shows all.
         out: The page to write; default: FILE-fairness.html in this folder.
@@ -393,6 +395,7 @@ def assess(
             label=label,
             score=score,
             selected=selected,
+            classes=None if classes is None else classes.split(","),
             person=person,
             least_cell=least_cell,
             fair_at=rule,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import itertools
+import json
 import os
 import re
 import unicodedata
@@ -529,10 +530,29 @@ FIELD_SEPARATOR = "\x1f"
 
 def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
     """Return a name for each row of a table with the text ``columns``: ``prefix-`` and a part of the SHA-256 of the
-    row's fields. Equal rows get equal names."""
+    row's fields. Equal rows get equal names, and different rows different ones."""
     rows = pc.binary_join_element_wise(*columns, FIELD_SEPARATOR).to_pylist()
+    for row, text in enumerate(rows):
+        if text.count(FIELD_SEPARATOR) >= len(columns):
+            # A field contains the separator. JSON escapes it, and one separator more than between fields tells the two
+            # ways of joining apart.
+            fields = json.dumps([column[row].as_py() for column in columns])
+            rows[row] = FIELD_SEPARATOR * len(columns) + fields
     # 80 bits: two of a million different rows share a name with a probability below 1e-12.
     return Names(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
+
+
+def joined_units(prefix: str, columns: Sequence[pa.Array]) -> pa.LargeStringArray:
+    """Return a name for each row of a table with the text ``columns``, such as those of a declared key: ``prefix`` and
+    the row's fields, joined by dashes. Equal rows get equal names, and different rows different ones."""
+    parts = list(columns)
+    # Up to the last field a dash ends a field: one that contains a dash is written as a JSON string.
+    for place, column in enumerate(columns[:-1]):
+        is_ambiguous = pc.match_substring_regex(column, '^"|-')
+        if pc.any(is_ambiguous).as_py():
+            texts = zip(column.to_pylist(), is_ambiguous.to_pylist(), strict=True)
+            parts[place] = pa.array([json.dumps(text) if quoted else text for text, quoted in texts], pa.string())
+    return pc.binary_join_element_wise(prefix, *parts, "-").cast(pa.large_string())
 
 
 def counted(units: Iterable[str]) -> Names:

@@ -726,8 +726,7 @@ def _unit_names(
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
-        key = [tables.text_of(rows[column]) for column in identity.key]
-        return pc.binary_join_element_wise(prefix, *key, "-").cast(pa.large_string())
+        return dataset.joined_units(prefix, [tables.text_of(rows[column]) for column in identity.key])
     # Undeclared columns are left out: they might reveal the group, and so would the names.
     chosen = {group.column for group in table.chosen_groups(options).values()}
     declared = set(table.used()) - set(table.attribute_columns) if identity.by_text else ()

@@ -323,7 +323,8 @@ class MeasuredClaims:
                 return "fairness undefined"
             named = f"not known for {listed(unknown)}"
             return f"fairness undefined ({named})" if measured.judged.left_out else f"fairness {named}"
-        if not unknown:
+        # Of a model that says nothing about fairness no group is known.
+        if not unknown or not known or verdict == "degenerate":
             return verdict
         # "Fair among some" becomes the names of these groups.
         word = "fair" if verdict == "fair among some" else verdict

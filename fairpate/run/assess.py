@@ -61,6 +61,7 @@ from fairpate.types import (
 FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02
 _REPLICATES = 1000
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", re.ASCII)
 # The report states the worst verdict: a model that is fair by one column of groups may not be by another.
 _WORST_FIRST: tuple[Fairness, ...] = ("degenerate", "not fair", "perhaps fair", "unknown", "fair among some", "fair")
 OUTSIDE = (
@@ -95,7 +96,7 @@ class GroupSelection:
         if self.is_rare:
             return f"under {percent(LEAST_SHARE, digits=0)} of the records: no ratio"
         if math.isnan(self.ratio.value):
-            return "no ratio: no selected record to compare with"
+            return "no ratio: nothing to compare with"
         if self.ratio.value >= FOUR_FIFTHS:
             return ""
         return "below four fifths" + (", its interval reaches above" if self.ratio.high >= FOUR_FIFTHS else "")
@@ -327,6 +328,7 @@ def assess_predictions(
     label: str | None = None,
     score: str | None = None,
     selected: str | None = None,
+    classes: Sequence[Any] | None = None,
     person: str | None = None,
     least_cell: int = 10,
     fair_at: FairRule | None = None,
@@ -345,7 +347,8 @@ def assess_predictions(
 
     ``selected`` must be given if the predictions are all of one class and there are no labels of another, because it
     may be the class that selects or not. If predictions and labels each have a class that the other lacks, they are
-    taken for two spellings of one class and refused. UsageError, or DataError for a damaged file, says what is wrong.
+    taken for two spellings of one class and refused, unless ``classes`` has the names of all classes: then each value
+    of both columns has to be one of them. UsageError, or DataError for a damaged file, says what is wrong.
 
     >>> found = assess_predictions(
     ...     {"prediction": ["yes", "no"] * 20 + ["yes"] * 20, "sex": ["F"] * 40 + ["M"] * 20},
@@ -368,6 +371,12 @@ def assess_predictions(
     groups = list(dict.fromkeys(groups))
     if score is not None and label is not None:
         raise UsageError("--label: needs predicted classes, but --score was given; leave out one of the two options.")
+    if classes is not None and (isinstance(classes, str) or score is not None):
+        raise UsageError(
+            "--classes: not read with --score; leave it out."
+            if score is not None
+            else f"--classes: expected the names of all classes, got the text {classes!r}; give a list of names."
+        )
     if least_cell < 1:
         raise UsageError(f"--least-cell: expected 1 or more, got {least_cell}; give 1 to show groups of any size.")
     rule = fair_rule(FairRule() if fair_at is None else fair_at)
@@ -390,31 +399,43 @@ def assess_predictions(
             raise UsageError(
                 f"{option}: {count(missing)} records have no {name}; complete this column or remove the records."
             )
-    classes: tuple[str, ...] = ()
+    ordered: tuple[str, ...] = ()
     tied_N = np.zeros(len(answered_N), np.bool_)
     if score is not None:
-        try:
-            scores_N = text[score].astype(np.float64)
-        except ValueError as error:
+        # Nothing of the table itself is printed: a column chosen by mistake may hold names.
+        is_number_N = np.array(
+            [bool(_NUMBER.fullmatch(each)) and math.isfinite(float(each)) for each in text[score].tolist()]
+        )
+        if not is_number_N.all():
+            empty = int((text[score] == "").sum())
+            wrong = len(is_number_N) - int(is_number_N.sum()) - empty
             raise UsageError(
-                f"--score: expected a number in every row of column {score!r} ({error}); name a column of scores."
-            ) from None
-        if not np.isfinite(scores_N).all():
-            raise UsageError(
-                f"--score: expected finite numbers in column {score!r}; remove rows with NaN or infinite scores."
+                f"--score: expected a finite number in every row of column {score!r}, but "
+                f"{counted(empty, 'row')} {'is' if empty == 1 else 'are'} empty, NaN or infinite and "
+                f"{counted(wrong, 'row')} {'is' if wrong == 1 else 'are'} other text; name a column of scores, or "
+                "remove the records without one."
             )
+        scores_N = text[score].astype(np.float64)
         median = np.median(scores_N)
         selected_N, tied_N = scores_N > median, scores_N == median
         selected_words = f"{score} above the median of all records"
     else:
         predicted = set(text[prediction][answered_N].tolist())
         true = predicted if label is None else set(text[label].tolist())
-        if (only_predicted := sorted(predicted - true)) and (only_true := sorted(true - predicted)):
+        known = None if classes is None else [_whole(str(each)) for each in classes]
+        only_predicted, only_true = sorted(predicted - true), sorted(true - predicted)
+        if known is None and only_predicted and only_true:
             raise UsageError(
                 f"--label: expected the classes of column {prediction} in column {label}, but only {prediction} has "
                 f"{_quoted(only_predicted)}, and only {label} has {_quoted(only_true)}; write every class alike in "
-                "both columns."
+                "both columns, or, if these are different classes, name all classes with --classes."
             )
+        for column, values in ((prediction, predicted), (label, true)):
+            if known is not None and (others := sorted(values - set(known))):
+                raise UsageError(
+                    f"--classes: expected every class of column {column}, but it also has {_quoted(others)}"
+                    f"{nearest(others[0], known)}; name all classes, as they are written in the table."
+                )
         # True labels too: a class that is never predicted is a class all the same.
         found = sorted(predicted | true)
         if selected is None and len(found) != 2:
@@ -424,7 +445,7 @@ def assess_predictions(
                 f"--selected: missing, but column {prediction} has {one if len(found) == 1 else several}; name the "
                 "class that counts as being selected."
             )
-        if selected is not None and selected not in found and len(found) == 1:
+        if selected is not None and selected not in found and (len(found) == 1 or selected in (known or ())):
             found.append(selected)  # the class that selects is never predicted
         if selected is not None and selected not in found:
             raise UsageError(
@@ -433,8 +454,8 @@ def assess_predictions(
             )
         # The class that selects stands last: of two classes it is the positive one.
         chosen_class = found[-1] if selected is None else selected
-        classes = (*(each for each in found if each != chosen_class), chosen_class)
-        selected_N, selected_words = text[prediction] == classes[-1], f"{prediction} is {classes[-1]}"
+        ordered = (*(each for each in found if each != chosen_class), chosen_class)
+        selected_N, selected_words = text[prediction] == chosen_class, f"{prediction} is {chosen_class}"
     # Names of persons become numbers, with which they are counted and drawn.
     persons_N = None if person is None else np.unique(text[person], return_inverse=True)[1]
 
@@ -465,14 +486,14 @@ def assess_predictions(
         )
         measured = None
         if label is not None:
-            place = {name: code for code, name in enumerate(classes)}
+            place = {name: code for code, name in enumerate(ordered)}
             measured = evaluate(
                 # A refused record has no class; the 0 in its place is never read.
                 np.array([place.get(each, 0) for each in text[prediction][kept_N]], np.int64),
                 labels_N=np.array([place[each] for each in text[label][kept_N]], np.int64),
                 groups_N=codes_N[kept_N],
                 answered_N=answered_N[kept_N],
-                class_names=classes,
+                class_names=ordered,
                 group_names=group_names,
                 persons_N=None if persons_N is None else persons_N[kept_N],
                 least_cell=least_cell,
@@ -565,10 +586,14 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         raise DataSettingsError(f"{error} Name the columns by options such as --prediction and --group.") from error
     found = {}
     for name in columns:
-        # `1.0` as `1`: predictions may be written as floats where labels are whole numbers.
-        whole = [re.sub(r"^(-*\d+)\.0$", r"\1", each.strip()) for each in text_of(read[name]).to_pylist()]
-        found[name] = np.array(whole, dtype=np.str_)
+        found[name] = np.array([_whole(each) for each in text_of(read[name]).to_pylist()], dtype=np.str_)
     return title, found
+
+
+def _whole(text: str) -> str:
+    """Return ``text`` without spaces around it, and a whole number such as ``1.0`` as ``1``: predictions may be written
+    as floats where labels are whole numbers."""
+    return re.sub(r"^(-*\d+)\.0$", r"\1", text.strip())
 
 
 def _quoted(names: Sequence[str]) -> str:

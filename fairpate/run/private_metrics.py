@@ -453,7 +453,9 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
         return np.where(is_known_G, np.fmin.reduce(ratios_GG, axis=1), np.nan)[None]
 
     value_EGG, low_EGG, _ = _ratios(shares)
-    return _Shares(least(value_EGG), least(low_EGG), least(_ratios(wider).high_EG))
+    # A rate of 0 has no logarithm, and its ratio is 0.
+    value, low = (np.where(shares.value_EG[event] == 0, 0.0, least(each)) for each in (value_EGG, low_EGG))
+    return _Shares(value, low, least(_ratios(wider).high_EG))
 
 
 def selections(table_GYC: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fairpate.data.dataset import content_units, counted, keyed_hash, keyed_uniform
+from fairpate.data.dataset import content_units, counted, joined_units, keyed_hash, keyed_uniform
 from fairpate.data.large_arrays import Names
 
 ROWS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["", "a", "é", "\x1f"])), max_size=12)
@@ -36,6 +36,29 @@ def test_names_do_not_depend_on_row_order_and_are_unique(rows: list[tuple[str, .
 
 def test_fields_are_kept_apart() -> None:
     assert content_ids("t", [("ab", "c")])[1] != content_ids("t", [("a", "bc")])[1]
+
+
+SIGNS = st.text(st.sampled_from('ab-"\\\x1f['), max_size=4)
+
+
+@given(one=st.lists(SIGNS, min_size=1, max_size=4), other=st.lists(SIGNS, min_size=1, max_size=4))
+@settings(max_examples=500, deadline=None)
+def test_different_rows_have_different_names_whatever_their_fields_contain(one: list[str], other: list[str]) -> None:
+    """As many fields have different names, and a list of fields has one name wherever it stands."""
+    other = [*other, *one][: len(one)]
+    columns = [pa.array(pair, pa.string()) for pair in zip(one, other, strict=True)]
+    for named in (content_units("t", columns), joined_units("t", columns).to_pylist()):
+        assert (named[0] == named[1]) == (one == other)
+
+
+def test_keys_whose_fields_contain_the_dash_between_fields_are_kept_apart() -> None:
+    def keys(*rows: tuple[str, ...]) -> list[str]:
+        return joined_units("t", [pa.array(column) for column in zip(*rows, strict=True)]).to_pylist()
+
+    assert len(set(keys(("a-b", "c"), ("a", "b-c")))) == 2
+    assert len(set(keys(('"a', "b"), ('"a-b"', ""), ("a-b", "")))) == 3
+    # Most keys are the fields with dashes between them, as in names of earlier versions.
+    assert keys(("7", "New-Town"), ("8", "")) == ["t-7-New-Town", "t-8-"]
 
 
 def test_a_name_is_the_sha256_of_the_row_and_duplicates_are_counted() -> None:

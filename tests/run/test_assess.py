@@ -287,7 +287,10 @@ def test_the_command_writes_a_page_that_begins_with_what_it_is_not(fairpate: Any
         ({"prediction": "race"}, "only race has 'A', 'B', 'C', 'rare', and only truth has 'no', 'yes'"),
         ({"prediction": "race", "label": None}, "race has 4 classes; name the class"),
         ({"selected": "maybe"}, "'maybe' is not a class of column hired"),
-        ({"score": "hired", "label": None}, "expected a number in every row"),
+        (
+            {"score": "hired", "label": None},
+            "expected a finite number in every row of column 'hired', but 0 rows are empty",
+        ),
         ({"score": "hired"}, "leave out one of the two options"),
         ({"least_cell": 0}, "expected 1 or more"),
         ({"person": "gap"}, "1 records have no gap"),
@@ -298,3 +301,55 @@ def test_a_table_that_cannot_be_assessed_is_refused_with_the_column(changes: dic
     given: dict[str, Any] = {"groups": ["sex"], "prediction": "hired", "label": "truth"}
     with pytest.raises((UsageError, ValueError), match=words):
         assess_predictions(table, **(given | changes))
+
+
+def test_classes_that_one_column_lacks_by_chance_are_named() -> None:
+    """Predicted are birds and cats, true are birds and dogs: a small sample of three classes."""
+    table = {"z": ["F", "M"] * 50, "prediction": ["bird"] * 60 + ["cat"] * 40, "y": ["bird"] * 50 + ["dog"] * 50}
+    given: dict[str, Any] = {"groups": "z", "label": "y", "selected": "bird"}
+    with pytest.raises(UsageError, match="name all classes with --classes"):
+        assess_predictions(table, **given)
+    found = assess_predictions(table, **given, classes=["bird", "cat", "dog"])
+    measured = found.divisions[0].measured
+    assert measured is not None
+    assert (measured.class_names, measured.accuracy) == (("cat", "dog", "bird"), 0.5)
+    # A value that is none of the classes is a class written otherwise, as before.
+    for column in ("prediction", "y"):
+        other = table | {column: ["birds", *table[column][1:]]}
+        with pytest.raises(UsageError, match=f"column {column}, but it also has 'birds'; did you mean bird"):
+            assess_predictions(other, **given, classes=["bird", "cat", "dog"])
+    with pytest.raises(UsageError, match="give a list of names"):
+        assess_predictions(table, **given, classes="bird,cat")
+    # The class that is selected may be one that nobody has.
+    none = assess_predictions(table, **(given | {"selected": "fox"}), classes=["bird", "cat", "dog", "fox"])
+    assert "0 / 0 and undefined" in none.line
+
+
+def test_a_degenerate_model_is_no_verdict_on_any_group() -> None:
+    """Class c is predicted for nobody: its impact ratio is 0 / 0 for both groups."""
+    table = {"z": ["F"] * 100 + ["M"] * 100, "prediction": ["a", "b"] * 100, "y": ["a", "b", "c", "a"] * 50}
+    found = assess_predictions(table, groups="z", label="y", selected="a", fair_at=fair_rule("four-fifths"))
+    assert found.line.startswith("Degenerate by z")
+
+
+def test_a_ratio_of_no_selected_record_is_zero_and_one_group_alone_has_none() -> None:
+    table = {"z": ["F"] * 100 + ["M"] * 100, "prediction": ["no"] * 100 + ["yes"] * 100}
+    women = by_name(assess_predictions(table, groups="z"))["F"]
+    assert (women.ratio.value, women.ratio.low) == (0, 0)
+    assert 0 < women.ratio.high < 0.1
+    alone = assess_predictions({"z": ["F"] * 20, "prediction": ["no", "yes"] * 10}, groups="z").divisions[0].groups
+    assert alone[0].remark == "no ratio: nothing to compare with"
+
+
+@pytest.mark.parametrize(
+    "scores", [[0.1, float("nan")], [0.1, float("inf")], [0.1, None], ["0.1", ""], ["0.1", "1e999"]]
+)
+def test_a_score_that_is_none_is_named_by_its_column(scores: list[Any]) -> None:
+    with pytest.raises(UsageError, match=r"row of column 's', but .*name a column of scores, or remove"):
+        assess_predictions({"s": scores * 50, "z": ["F"] * 50 + ["M"] * 50}, groups="z", score="s")
+
+
+def test_a_column_of_names_that_is_taken_for_scores_is_not_printed() -> None:
+    with pytest.raises(UsageError, match="0 rows are empty, NaN or infinite and 100 rows are other text") as caught:
+        assess_predictions({"s": ["K102446"] * 100, "z": ["F", "M"] * 50}, groups="z", score="s")
+    assert "K102446" not in str(caught.value)
