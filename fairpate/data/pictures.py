@@ -226,6 +226,7 @@ def _published() -> tuple[PixelArray, IntArray]:
 COLOUR_FLIPS = ((20_000, 0.2), (20_000, 0.1), (30_000, 0.9))
 NUM_PRIVATE = 39_500
 NUM_HELD_OUT = 30_000
+NUM_TRAINING = 60_000  # images in MNIST's training file
 IDX_BYTES = 0x800  # the magic number of bytes without sign, to which the number of dimensions is added
 
 
@@ -239,19 +240,47 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     reversed. Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream; the
     500 images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
     """
-    files = facts_of("color_mnist")["files"]
-    grey, digits = (
-        np.concatenate(
-            [read_idx(files[f"{part}_{what}"], request.data_dir, dimensions=n) for part in ("train", "test")]
-        )
-        for what, n in (("images", 3), ("labels", 1))
-    )
-    digits = digits.astype(np.int64)
+    grey, digits = _joined_mnist(request)
     flips = np.repeat([p for _, p in COLOUR_FLIPS], [count for count, _ in COLOUR_FLIPS])
     used = np.r_[0:NUM_PRIVATE, len(digits) - NUM_HELD_OUT : len(digits)]
     names = tuple(f"mnist-{index:05d}" for index in used)
     coloured = _coloured(request, grey[used], digits[used], names, flips[used])
     return LoadedRecords(**coloured, origins=dataset.origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
+
+
+def load_mnist(request: Request) -> LoadedRecords:
+    """Return MNIST's 70,000 images as (1, 28, 28); the task is the digit.
+
+    Private records come from the 60,000 training images, public and test records from the 10,000 test images, as in
+    Papernot et al. 2018 (arXiv:1802.08908). Records are named by their index in the joined files. All are in one group,
+    as the publisher names none: there is no gap to measure.
+    """
+    grey, digits = _joined_mnist(request)
+    return LoadedRecords(
+        kind="image",
+        records=Split(
+            x=torch.from_numpy(grey[:, None]),
+            y=torch.from_numpy(digits),
+            z=torch.zeros(len(digits), dtype=torch.int64),
+            record_id=tuple(f"mnist-{index:05d}" for index in range(len(digits))),
+        ),
+        label_names=tuple(str(digit) for digit in range(10)),
+        group_names=("everyone",),
+        sensitive_attribute="none",
+        origins=dataset.origins(private=NUM_TRAINING, held_out=len(digits) - NUM_TRAINING),
+    )
+
+
+def _joined_mnist(request: Request) -> tuple[PixelArray, IntArray]:
+    """Return MNIST's images (70000, 28, 28), those of the training file first, and their digits (70000,)."""
+    files = facts_of("mnist")["files"]
+    images, digits = (
+        np.concatenate(
+            [read_idx(files[f"{part}_{what}"], request.data_dir, dimensions=n) for part in ("train", "test")]
+        )
+        for what, n in (("images", 3), ("labels", 1))
+    )
+    return images, digits.astype(np.int64)
 
 
 def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> PixelArray:
@@ -521,6 +550,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
 LOADERS: Mapping[str, Callable[[Request], LoadedRecords]] = {
     "color_digits": load_color_digits,
     "color_mnist": load_color_mnist,
+    "mnist": load_mnist,
     "utkface": load_utkface,
     "fairface": load_fairface,
     "celeba": load_celeba,

@@ -33,11 +33,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig, values_digest
-from fairpate.data import Dataset, load_data, load_once
+from fairpate.data import load_data, load_once
 from fairpate.data.registry import declared_units
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import make_folder, write_atomically
-from fairpate.methods.base import Method, ReleasingMethod, determining_values
+from fairpate.methods.base import ReleasingMethod, determining_values
 from fairpate.methods.pate import PateFamily, choose_queries
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
 from fairpate.report.figures import FigureStyle, frontier_figures
@@ -50,34 +50,27 @@ from fairpate.run import sweep as sweeps
 from fairpate.run.context import (
     RunDirectory,
     read_json,
-    read_statement,
     read_votes,
     sole_worker,
-    write_json,
     write_text,
     write_votes,
 )
-from fairpate.run.folder import create_run_directory, finished_run, load_for, read_student
-from fairpate.run.private_metrics import Assessment, assess
-from fairpate.run.publication import comparison_html, read_claims, write_reports
+from fairpate.run.folder import create_run_directory, finished_run
+from fairpate.run.publication import comparison_html, read_claims
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import announce_delta, make_release, question_above, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
-from fairpate.terminal import Output, Reporter, facts, say, waiting
+from fairpate.terminal import Output, Reporter, facts, say
 from fairpate.types import (
-    REMARKS,
     FairRule,
-    GateRule,
     NotionName,
     RunRecord,
     UsageError,
     UserError,
     VoteBatch,
     restored,
-    strict,
     torch,
 )
-from student.student import Student, save_student
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
@@ -724,12 +717,10 @@ def write_figures(
     return tuple(pictures)
 
 
-# Some way below what pages call fair, so that the whole interval of the gap may lie below it.
-_REJECT = GateRule(max_disparity=0.8 * FairRule().limit, min_count=25)
 _DEMO = """\
 Who gets a loan without a guarantor? 20,000 invented customers applied 35,188 times. Three methods learn from them who
 pays on time, each with a privacy budget of ε = 1 for everything about one customer; then a model learns the same
-without privacy. The best private one gets a reject option, which leaves some applications to a person so that no age
+without privacy. The default method also gets a reject option, which leaves some applications to a person so that no age
 group is refused much more often than another. This takes about a minute."""
 
 
@@ -737,74 +728,54 @@ def demo(sweep: Path, out: Path) -> Output:
     """Compare the methods in the file ``sweep`` in the folder ``out``, or read the results of an earlier demo in this
     folder; return a report of the comparison.
 
-    The private model with the highest validation accuracy is measured a second time with a reject option, a rule that
-    refuses some predictions; the rule reads no private record, so it has no privacy cost. Each number of the report's
-    table and sentences is read from what the runs published.
+    The sweep measures one method a second time with a reject option, a rule that refuses some predictions; the rule
+    reads no private record, so it has no privacy cost. That model is the one that terminal and page show: the sweep's
+    file names its method, so that no record chose it. Each number of the report's table and sentences is read from
+    what the runs published.
     """
     say(_DEMO)
     comparison = compare_methods(sweeps.load_sweep(sweep), out=out, title="demo")
     if comparison.failed:
         return comparison_outcome(comparison)
-    models: dict[str, tuple[RunDirectory, Method, RunStatement]] = {}
+    models: dict[str, RunStatement] = {}
     for row in comparison.rows:
         run, config = finished_run(comparison.folder.run(row))
-        # The sweep also has one with a reject option, for its page; here the option is put on the chosen model.
         if config.student.idp3 is None:
-            models[config.method] = run, config, read_claims(run)
-    private = [name for name, (*_, claims) in models.items() if claims.guarantee.protects]
+            models[config.method] = read_claims(run)
+        else:
+            shown, rejecting = config.method, read_claims(run)
+            page = RunDirectory(root=comparison.folder.run(row)).public_report
+    private = [name for name, claims in models.items() if claims.guarantee.protects]
     (without,) = models.keys() - private
-
-    def assessed(method: str, records: Dataset, rule: GateRule | None = None) -> tuple[Student, Assessment]:
-        run, config, _ = models[method]
-        placed = load_for(run, config.data, lambda _: records)
-        student = read_student(run, is_free=False)
-        student = replace(student, card=replace(student.card, idp3=rule))
-        return student, assess(student, placed, config.evaluation, seed=config.seed)
-
-    with waiting("reject option"):
-        # As they are in the table: each model places them by the embedding that it keeps.
-        records = load_data(models[without][1].data.model_copy(update={"embedding": None}))
-        unseen = replace(records, test=records.validation)
-        # By validation records: a model that was chosen by test records looks better on them than it is.
-        chosen = max(private, key=lambda method: assessed(method, unseen)[1].headline.accuracy)
-        student, assessment = assessed(chosen, records, _REJECT)
-        # The published part of a run alone, so that no command takes it for another release.
-        whole, part = models[chosen][0], RunDirectory(root=out / "chosen")
-        make_folder(part.public)
-        for name in ("embedding", "environment"):
-            shutil.copyfile(getattr(whole, name), getattr(part, name))
-        # A choice reads all candidates: they compose, even if the others are never published.
-        costs = [models[name][2].guarantee for name in private]
-        epsilon, delta = (math.fsum(getattr(each, name) for each in costs) for name in ("epsilon", "delta"))
-        # Without the rounding of a sum of decimals.
-        cost = f"ε = {epsilon_text(epsilon)} (δ = {delta_text(float(f'{delta:.6g}'))})"
-        chose = REMARKS["chosen_outside"].format(counted(len(private), "private model"), cost)
-        statement = read_statement(whole)
-        write_json(part.statement, strict(replace(statement, remarks=(*statement.remarks, chose))))
-        write_json(part.metrics, assessment.to_json())
-        write_reports(part, records, student, assessment)
-        write_atomically(part.student, partial(save_student, student))
-    claims, bare, rejecting = models[chosen][2], models[without][2], read_claims(part)
-    why = f"right most often of {len(private)} on {counted(len(records.validation), 'validation record')}"
-    sentences = [*claims_in_words(claims, bare, rejecting, method=chosen, why=why), chose]
-    files = {"all models": out / comparison.folder.report.name, "this model": part.public_report}
-    rows = {name: models[name][2] for name in private}
-    rows |= {f"{without}, not private": bare, f"{chosen}, may reject": rejecting}
+    claims, bare = models[shown], models[without]
+    costs = [models[name].guarantee for name in private]
+    epsilon, delta = (math.fsum(getattr(each, name) for each in costs) for name in ("epsilon", "delta"))
+    # Without the rounding of a sum of decimals.
+    cost = f"ε = {epsilon_text(epsilon)} (δ = {delta_text(float(f'{delta:.6g}'))})"
+    sentences = [
+        *claims_in_words(claims, bare, rejecting, method=shown, why="the default method"),
+        f"Each ε counts one model. Whoever publishes one of these {len(private)} because it did best on private "
+        f"records, or publishes all of them, pays for all: {cost} at most. `fairpate select` makes a choice inside the "
+        "guarantee.",
+    ]
+    files = {"all models": out / comparison.folder.report.name, "this model": page}
+    rows = {name: models[name] for name in private}
+    rows |= {f"{without}, not private": bare, f"{shown}, may reject": rejecting}
     names = ("accuracy", "disparity", "coverage")
     numbers = {
         name: {"epsilon": each.guarantee.epsilon} | {of: getattr(each.measured, of) for of in names}
         for name, each in rows.items()
     }
-    measured = rows[private[0]].measured
+    measured = claims.measured
     headings = ("ε per person", "accuracy", "parity gap", "answered")
     right = [Column(name, justify="right", no_wrap=True) for name in headings]
     table = Table(counted(measured.num_records, "test record"), *right, box=SIMPLE_HEAD)
     constant = {"epsilon": 0.0, "accuracy": measured.majority_accuracy, "disparity": 0.0, "coverage": 1.0}
-    for name, shown in (numbers | {f"always “{measured.majority_class}”": constant}).items():
-        shares = (percent(shown["accuracy"]), decimal(shown["disparity"]), percent(shown["coverage"]))
-        table.add_row(name, epsilon_text(shown["epsilon"]), *shares)
+    for name, row_of in (numbers | {f"always “{measured.majority_class}”": constant}).items():
+        shares = (percent(row_of["accuracy"]), decimal(row_of["disparity"]), percent(row_of["coverage"]))
+        table.add_row(name, epsilon_text(row_of["epsilon"]), *shares)
     places = [*((name, str(path)) for name, path in files.items()), ("next", "fairpate new mine")]
-    found = {"models": numbers, "chosen": chosen, "fair_at": claims.measured.fair_at.limit, "sentences": sentences}
+    found = {"models": numbers, "shown": shown, "fair_at": measured.fair_at.limit, "sentences": sentences}
     words = Group(table, *(Text(f"{sentence}\n") for sentence in sentences), facts(places))
     return Output(facts=found | {"files": files}, words=words)
 

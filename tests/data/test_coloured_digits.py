@@ -1,9 +1,10 @@
-"""Colour digits and ColorMNIST: the construction by hand, and its rates."""
+"""Colour digits, ColorMNIST and MNIST: the construction by hand, and its rates."""
 
 from __future__ import annotations
 
 import gzip
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -137,3 +138,16 @@ def test_flip_rates_and_sizes_are_the_authors(color_mnist: Dataset, data_dir: Pa
     label_of = dict(zip(by_label.test.record_id, by_label.test.z.tolist(), strict=True))
     test_label = torch.tensor([label_of[name] for name in color_mnist.test.record_id])
     assert_rate(color_mnist.test.z != test_label, 0.9)
+
+
+@pytest.mark.slow
+def test_plain_mnist_is_divided_as_the_publisher_does_and_names_no_group(data_dir: Path) -> None:
+    plain = load_data(DataConfig(name="mnist", data_dir=data_dir))
+    content = gzip.decompress((data_dir / "mnist" / "train-images-idx3-ubyte.gz").read_bytes())
+    labels = gzip.decompress((data_dir / "mnist" / "t10k-labels-idx1-ubyte.gz").read_bytes())[8:]
+    assert plain.private.x.numpy().tobytes() == content[16:]
+    names, _, y, _ = whole(replace(plain, private=plain.private.take([])))
+    assert names == [f"mnist-{place:05d}" for place in range(60_000, 70_000)]
+    assert bytes(y.tolist()) == labels
+    assert [len(plain.public), len(plain.validation), len(plain.test)] == [9000, 0, 1000]
+    assert plain.group_names == ("everyone",)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from fairpate.cli.base import EXAMPLES
+from fairpate.methods.base import default_method
 from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import Guarantee, RunStatement
 from fairpate.run.compare import claims_in_words
@@ -65,3 +66,12 @@ def test_the_demo_compares_three_private_methods_at_one_epsilon_with_fresh_noise
     assert [config.method for config in private] == ["fairpate", *["residual_votes"] * 2, "dp_sgd"]
     assert {(config.target.epsilon, config.target.delta, config.is_seeded) for config in private} == {(1, 1e-5, False)}
     assert len(cells) == 5
+
+
+def test_the_model_with_the_reject_option_is_that_of_the_default_method() -> None:
+    (rejecting,) = (
+        cell.config
+        for cell in cells_of(load_sweep(EXAMPLES / "demo.yaml"), folder=EXAMPLES)
+        if cell.config.student.idp3
+    )
+    assert rejecting.method == default_method(["data.name=loans", "target.epsilon=1"])[0]
