@@ -27,8 +27,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "ten-minutes.md"
 _URL = "http://127.0.0.1:8527"
 STEPS = (
     ("What this machine offers", "fairpate version"),
-    ("The whole pipeline on embedded digits: a hundred teachers", "fairpate run --out runs/first"),
-    ("The same digits at an epsilon to publish", "fairpate run --epsilon 1.3 --out runs/published"),
+    ("The whole pipeline on embedded loans: thousands of small teachers", "fairpate run --keep 50% --out runs/first"),
+    ("Embedded digits, each with one vote", "fairpate run --epsilon 1.3 --out runs/published"),
     ("A card for what was published", "fairpate card runs/published"),
     ("All that was published, in one file", "fairpate bundle runs/published --out model.zip"),
     ("The epsilon again, by a second accountant", "fairpate verify model.zip"),

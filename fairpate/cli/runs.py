@@ -108,15 +108,26 @@ def run(
     if release_of is not None and config is None:
         config = open_run_directory(release_of)[0].config
         options = ["out=null", *options]  # not the folder of the run whose release is used
-    # Any of the three starts from what fits the data set; with none, from the embedded example.
     is_example = (config, method, data, epsilon) == (None, None, None, None)
-    path = base.EXAMPLES / "color_digits.yaml" if is_example else config
-    found = resolved(options, method) if path is None else configured(path, options, method=method)
+    if is_example:
+        options = [*_EXAMPLE, *options]
+    found = resolved(options, method) if config is None else configured(config, options, method=method)
     if dry_run:
         # Other voters are of interest where the method was chosen for the user.
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
-        return _dry_run(found, release_of, None if path is not None or is_named else options, is_example=is_example)
+        is_chosen = config is None and not is_example and not is_named
+        return _dry_run(found, release_of, options if is_chosen else None, is_example=is_example)
     return outcome(run_method(found, Reporter(asks=not yes), release_of=release_of, with_graph=True))
+
+
+_EXAMPLE: tuple[Override, ...] = (
+    ("data.name", "loans"),
+    ("method", "fairpate"),
+    ("target.epsilon", 1.0),
+    ("student.idp3", {"max_disparity": 0.08, "min_count": 25}),
+    ("evaluation.least_cell", 1),  # the customers are invented: a small cell tells of nobody
+)
+"""What `fairpate run` runs if nothing is named."""
 
 
 def _dry_run(
@@ -151,7 +162,7 @@ def _dry_run(
         found = [run.forecast(config, dataset, cost)]
     why = words = None
     if is_example:
-        words = "Neither --data, --method nor --epsilon is given: the settings are the embedded example's."
+        words = "None of --data, --method and --epsilon is given: this is the example on embedded loans."
     elif overrides is not None:
         why = default_method(overrides)[1]
         words = f"{config.method}, because no method was named and {why}"

@@ -23,6 +23,7 @@ from fairpate.cli import main
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
+    "data.name=color_digits",
     "teachers.num_teachers=8",
     "teachers.block_size=2",
     "teachers.fit.epochs=1",
@@ -133,8 +134,8 @@ def test_a_job_trains_on_the_workers_which_store_their_teachers_themselves(
     cluster: Cluster, store: ObjectStore, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    settings = (*SMALL, f"storage={store.uri('teachers')}")
-    entrypoint = ["fairpate", "run", "--out", str(out), *(part for value in settings for part in ("--set", value))]
+    settings = (f"--set={value}" for value in (*SMALL, f"storage={store.uri('teachers')}"))
+    entrypoint = ["fairpate", "run", "--yes", "--out", str(out), *settings]  # so few teachers are not heard
     options = ("--address", cluster.dashboard, "--working-dir", str(ROOT))
     job = cluster.run("ray", "job", "submit", *options, "--", *entrypoint)
     assert job.returncode == 0, job.stdout + job.stderr

@@ -16,13 +16,14 @@ from fairpate.types import Budget, GateRule
 MECHANISM = ConfidentGnmax(threshold=20, threshold_stddev_votes=40, noise_stddev_votes=25)
 
 
+TOO_LITTLE = ("--set", "aggregator.budget={epsilon: 0.1}")
 TOO_MANY = ("--set", "teachers.num_teachers=2000", "--set", "data.embedding=null")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "--set", "aggregator.budget={epsilon: 0.1}"], ["aggregator.budget", "epsilon 0.1", "no room for one"]),
+        (["run", "--method=fairpate", *TOO_LITTLE], ["aggregator.budget", "epsilon 0.1", "no room for one"]),
         (["run", "--set", "teachers.num_teachers=100000"], ["teachers.num_teachers", "100000", "lower it"]),
         (["run", "--method", "fairpate", *TOO_MANY], ["teachers.num_teachers", "2000"]),
         (["run", "--method", "pate", *TOO_MANY], ["teachers.num_teachers", "2000"]),

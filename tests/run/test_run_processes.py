@@ -14,6 +14,7 @@ import pytest
 import torch
 from small_runs import read_json, run
 
+from fairpate.cli.base import EXAMPLES
 from fairpate.config import RayConfig
 from student.student import load_student
 
@@ -93,7 +94,14 @@ def test_ray_gives_what_this_process_gives_bit_for_bit(finished, tmp_path, ray_s
 @pytest.mark.slow
 def test_a_signal_while_teachers_train_is_one_line_and_the_run_goes_on(fairpate, begun, small_overrides, tmp_path):
     # Of these epochs a second remains after the first line, and not more when the run goes on.
-    command = ["run", "--out", "run", *(f"--set={word}" for word in [*small_overrides, "teachers.fit.epochs=40"])]
+    example = str(EXAMPLES / "color_digits.yaml")
+    command = [
+        "run",
+        example,
+        "--out",
+        "run",
+        *(f"--set={word}" for word in [*small_overrides, "teachers.fit.epochs=40"]),
+    ]
     errors = tmp_path / "errors"
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         errors.write_text("")
