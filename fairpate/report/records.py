@@ -105,10 +105,12 @@ class Guarantee:
         touched = described_events(events, statement.part_events)
         # For queries their number is worded, not the parameters of the mechanism, which are in the events.
         if queries is not None:
+            # The table that sets a student's thresholds is released beside the answers.
+            tables = [event for event in events if str(event["noun"]).startswith("noisy table")]
             samples = f"the nearest records of Poisson samples{' of persons' * (statement.unit == 'person')}"
-            voters = samples if any("sampling_rate" in event for event in events) else "teachers"
+            voters = samples if any("sampling_rate" in event for event in events if event not in tables) else "teachers"
             asked = f"{queries.submitted} queries to {voters}, every one priced at its worst case"
-            touched = [asked, *described_events((), statement.part_events)]
+            touched = [asked, *described_events(tables, statement.part_events)]
         same = ("unit", "relation", "delta", "accounting", "noise", "tuning_accounted", "not_protected", "remarks")
         others = ("epsilon_with_earlier", "epsilon_adaptive_with_earlier", "declared_units")
         return cls(

@@ -7,6 +7,7 @@ import pytest
 from aggregator.audit import verify
 from fairpate.methods import pate
 from fairpate.methods.base import resolved
+from fairpate.report.records import Guarantee
 from fairpate.run import context
 from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.release_log import read_receipt, read_release
@@ -44,6 +45,15 @@ def test_both_releases_are_priced_together_everywhere(made: RunDirectory) -> Non
     assert read_release(made.thresholds)[0].events == terms.beside
     # The rule itself is published, on two classes of which one is twice as common.
     assert read_json(made.record)["accuracy"] > 0.64
+
+
+def test_pages_name_the_voters_and_the_table_beside_their_answers(made: RunDirectory) -> None:
+    asked, table = Guarantee.of(context.read_statement(made)).events
+    assert asked == "300 queries to teachers, every one priced at its worst case"
+    assert table.startswith("1 noisy table of weighted votes (noise stddev votes ")
+    page = made.public_report.read_text(encoding="utf-8")
+    assert f"Released beside the answers: {table}." in page
+    assert "noisy table" in page.partition("May be published")[0]
 
 
 def test_a_repeated_run_draws_and_charges_nothing_more(made: RunDirectory, tmp_path: Any) -> None:
