@@ -1,14 +1,16 @@
 """Estimators that are told epsilon alone, beside ones with the plain defaults of every section and no embedding.
 
-python benchmarks/estimators.py [DATA ...] [--methods NAME ...] [--epsilon 1] [--seeds 0 1 2]
+python benchmarks/estimators.py [DATA ...] [--methods NAME ...] [--epsilon 1] [--seeds 0 1 2] [--sizes N ...]
 
 Both see the same private and public records and are measured on the same test records. Data sets other than the digits
-are read from FAIRPATE_DATA.
+are read from FAIRPATE_DATA. With ``--sizes``, each estimator is told epsilon and the number N of private records, and
+learns from the first N.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,11 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fairpate", "dp_sgd", "weighted_votes", "residual_votes"])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--sizes", type=int, nargs="+")
     given = parser.parse_args()
+    if given.sizes:
+        _by_size(given.data, given.sizes, given.methods, given.epsilon, given.seeds)
+        return
     print(f"| data | method | plain defaults | told epsilon {given.epsilon:g} alone | most common label |")
     print("|-|-|-|-|-|")
     for name in given.data:
@@ -39,6 +45,18 @@ def main() -> None:
                 for settings in (_plain(method), {})
             ]
             print(f"| {name} | `{method}` | {cells[0]} | {cells[1]} | {common:.1%} |", flush=True)
+
+
+def _by_size(names: list[str], sizes: list[int], methods: list[str], epsilon: float, seeds: list[int]) -> None:
+    print(f"| data | private records | {' | '.join(f'`{method}`' for method in methods)} | most common label |")
+    print("|-" * (len(methods) + 3) + "|")
+    for name in names:
+        dataset = load_data(DataConfig(name=name))
+        common = np.bincount(dataset.test.y.numpy()).max() / len(dataset.test)
+        for size in sizes:
+            fewer = replace(dataset, private=dataset.private.take(range(size)))
+            found = [_accuracies(method, fewer, epsilon, seeds, num_records=size) for method in methods]
+            print(f"| {name} | {size:,} | {' | '.join(found)} | {common:.1%} |", flush=True)
 
 
 def _plain(method: str) -> dict[str, Any]:
