@@ -3,7 +3,8 @@
 Each function verifies every entry first, takes no lock and writes nothing to the ledger, so that it may run while a
 service writes. Lists and exports of charges are for the operator only: they contain votes.
 
-The audit log is a file of JSON lines: who was charged with which queries, and when; whose limits changed; and, from the
+The audit log is a file of JSON lines: who was charged with which queries, and when; which queries were answered without
+votes; the offsets that are added to noisy counts; whose limits changed; and, from the
 run's journal of actions, who read, copied, restored or took over the ledger and changed tokens. It has no votes,
 labels, refusals or costs, and does not show whether a query was answered. Every line ends with ``chain``, a digest over
 all lines up to this one. So an edited line is noticed, and a truncated log is noticed by a reader who noted the
@@ -54,7 +55,9 @@ class VerifiedLedger:
     """The summary of a ledger, the record of all queries and their charges, after every entry was verified.
 
     ``reservations`` counts charged queries; ``open`` counts those to which a crash left no outcome: they are charged,
-    but were not answered. ``head`` is the digest of the last entry.
+    but were not answered. ``without_votes`` counts queries that were decided without votes, which are not charged.
+    ``offsets`` are the votes that are added to noisy counts, by class; None without offsets. ``head`` is the digest of
+    the last entry.
     """
 
     entries: int
@@ -68,6 +71,8 @@ class VerifiedLedger:
     delta: float
     budget: str
     noise: str
+    without_votes: int = 0
+    offsets: tuple[int, ...] | None = None
 
 
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
@@ -94,6 +99,8 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
         delta=budget.delta,
         budget=f"{budget.kind}, {limit} at delta {delta_text(budget.delta)}",
         noise=terms.noise,
+        without_votes=len(state.free),
+        offsets=None if state.offsets is None else state.offsets.votes,
     )
 
 
@@ -175,13 +182,18 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
             values: dict[str, Any] = {"entry": number}
             if "at" in payload:
                 values["at"] = datetime.fromtimestamp(payload["at"], UTC).isoformat(timespec="milliseconds")
-            if kind == "reserve":
+            if kind in ("reserve", "free"):
                 keys, groups = iter(payload["keys"].split()), iter(payload["groups"])
-                charges = [
+                asked = [
                     {"caller": who, "request": request, "keys": [*islice(keys, n)], "groups": [*islice(groups, n)]}
                     for who, request, n in payload["asked"]
                 ]
-                values |= {"event": "charge", "charges": charges}
+                # Of a free answer, which no vote decides, the log shows no more than of a charge.
+                values |= (
+                    {"event": "charge", "charges": asked} if kind == "reserve" else {"event": kind, "asked": asked}
+                )
+            elif kind == "offsets":
+                values |= {"event": kind, "votes": payload["votes"]}
             elif kind == "limit":
                 values |= {"event": "limit", "caller": payload["caller"], "limit": payload["limit"]}
             else:

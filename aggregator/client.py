@@ -274,13 +274,15 @@ class QueryShell(cmd.Cmd):
         yours."""
         questions = parse_questions(line)
         # Before the questions: if this fails, nothing was charged.
-        names = self._client.statement().label_names
-        table = Table("query", "reply", box=None)
+        statement = self._client.statement()
+        names = statement.label_names
+        table = Table("query", "reply", *_LEAD, box=None)
         replies = [reply for batch in self._client.ask_many(questions) for reply in batch.replies]
         # Not strict: there is no reply behind the batch that crossed the budget.
         for question, reply in zip(questions, replies, strict=False):
-            table.add_row(str(question) if isinstance(question, int) else reply.key[:12], describe(reply, names))
-        self._tell({"replies": [reply_facts(reply, names) for reply in replies]}, table)
+            name = str(question) if isinstance(question, int) else reply.key[:12]
+            table.add_row(name, describe(reply, names), lead_words(reply))
+        self._tell({"replies": [reply_facts(reply, names) for reply in replies]}, table, *_lead_needed(statement))
 
     def do_estimate(self, line: str) -> None:
         """estimate 17 | estimate 0:20 | estimate {json} | estimate 500 new: the most that these queries would cost."""
@@ -288,6 +290,8 @@ class QueryShell(cmd.Cmd):
         count = int(words[0]) if len(words) == 2 and words[0].isdecimal() and words[1] == "new" else None
         found = self._client.estimate(parse_questions(line) if count is None else None, count=count)
         sentence = f"queries: {found.new_queries} new, {found.stored_replies} with a stored reply (free)"
+        if found.without_votes:
+            sentence += f", {found.without_votes} that the released model answers (free)"
         lines = (sentence, _budget_line("now", found.now), _budget_line("afterwards", found.afterwards))
         self._tell(found.model_dump(mode="json"), *lines)
 
@@ -304,8 +308,8 @@ class QueryShell(cmd.Cmd):
     def do_reply(self, line: str) -> None:
         """reply KEY: the stored reply to the query with this content hash."""
         reply = self._client.reply(line.strip())
-        names = self._client.statement().label_names
-        self._tell(reply_facts(reply, names), describe(reply, names))
+        names, lead = self._client.statement().label_names, lead_words(reply)
+        self._tell(reply_facts(reply, names), describe(reply, names) + (f" ({lead})" if lead else ""))
 
     def do_quit(self, _: str) -> bool:
         """quit: leave the shell."""
@@ -362,10 +366,34 @@ def describe(reply: Reply, label_names: Sequence[str]) -> str:
     return "no room in the budget" if reply.status == "over_budget" else "refused"
 
 
+_LEAD = ("lead",)
+"""The heading of :func:`lead_words`."""
+
+
+def lead_words(reply: Reply) -> str:
+    """Describe in words how far the label of a reply stands out from the noise; empty if that is not known."""
+    if reply.free:
+        return "no votes used: free"
+    if reply.lead is None:
+        return ""
+    return f"{reply.lead:,} votes" + ("" if reply.stands_out is None else _STANDS_OUT[reply.stands_out])
+
+
+_STANDS_OUT = {True: ", stands out", False: ", within the noise"}
+
+
+def _lead_needed(statement: Statement) -> list[str]:
+    """Return the line that says which lead stands out from the noise, if that is known."""
+    if statement.lead_needed is None:
+        return []
+    of = f"{statement.lead_needed:,.0f} of {statement.num_teachers:,} votes"
+    return [f"A lead of {of} stands out from the noise 19 times in 20."]
+
+
 def reply_facts(reply: Reply, label_names: Sequence[str]) -> dict[str, Any]:
-    """Return a reply as plain values: key, status, and the label as a number and by its name."""
+    """Return a reply as plain values: key, status, the label as a number and by its name, and its lead."""
     name = None if reply.label is None else label_names[reply.label]
-    return {"key": reply.key, "status": reply.status, "label": reply.label, "label_name": name}
+    return {**reply.model_dump(), "label_name": name}
 
 
 CLOSED = (

@@ -2,11 +2,14 @@
 
 Every query is reserved at its full cost before any noise is drawn, and its outcome is committed before the answer
 leaves. A crash in between wastes the reservation but never charges too little; a query that is submitted again gets the
-stored outcome. An entry contains the reservations or the outcomes of one transaction, or the limit of one caller.
-Entries are only ever appended, each with a keyed digest over its predecessor's (:mod:`aggregator.store`).
+stored outcome. An entry contains the reservations or the outcomes of one transaction, the limit of one caller, the
+offsets of the classes, or outcomes that used no votes. Entries are only ever appended, each with a keyed digest over
+its predecessor's (:mod:`aggregator.store`).
 
-The terms of a ledger (mechanism, gate, budget, teachers) are written when it is created and cannot change. The ledger
-computes no privacy cost: it lists what happened, and the accountant computes what that costs.
+The terms of a ledger (mechanism, gate, budget, teachers) are written when it is created and cannot change. A later term
+are the offsets, public numbers of votes that are added to noisy counts: they follow from the run's own releases, so
+they are written once, after these and before the first query of a caller. The ledger computes no privacy cost: it lists
+what happened, and the accountant computes what that costs.
 
 After a failed write nothing more is written, and the ledger must be opened again, which verifies and replays every
 entry. :func:`verified_slices` finds entries that were changed later, but not an older copy that replaced the whole
@@ -100,6 +103,24 @@ NO_LIMIT = OwnLimit()
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offsets:
+    """Public whole numbers of ``votes`` for each class, which are added to noisy counts before the class with most
+    votes is named. ``released`` is a digest of the released values from which they were computed. ValueError for no
+    class."""
+
+    votes: tuple[int, ...]
+    released: str
+
+    def __post_init__(self) -> None:
+        if not self.votes or any(type(each) is not int for each in self.votes):
+            raise ValueError(f"Expected one whole number of votes for each class, got {self.votes}.")
+
+    def label(self, counts_C: Sequence[int]) -> int:
+        """Return the class with most votes after the offsets, the first of several."""
+        return int(np.argmax(np.add(counts_C, self.votes)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Charge:
     """The charge of one query at its full cost, and the query's outcome.
 
@@ -187,6 +208,10 @@ class LedgerState:
     ``asked`` lists which request made which charges, in order; it only grows. ``charged_to`` counts the queries charged
     to each caller; the run itself has the empty name. ``limits`` maps callers to their limits. ``head`` is the number
     and digest of the last entry. ``stored_terms`` are the ledger's terms as plain JSON values.
+
+    ``offsets`` are the offsets of the classes, None if the ledger has none; ``num_before_offsets`` is the number of
+    charges that were made before they were fixed. ``free`` maps the key of each query that was decided without votes
+    to its group: such queries are not charged, and are in none of the three lists.
     """
 
     def __init__(self, name: str, header: Header, noted: Sequence[Head], rows: Iterable[Row]) -> None:
@@ -203,6 +228,9 @@ class LedgerState:
         self.asked: list[Asked] = []
         self.limits: dict[str, OwnLimit] = {}
         self.charged_to: Counter[str] = Counter()
+        self.offsets: Offsets | None = None
+        self.num_before_offsets = 0
+        self.free: dict[str, int] = {}
         self._votes: list[str | IntArray] = []  # blocks of reservations, as stored or decoded
         self._votes_lock = threading.Lock()
         self.head = header.start
@@ -243,17 +271,40 @@ class LedgerState:
             self.keys += keys
         elif kind == "limit":
             self.limits[payload["caller"]] = OwnLimit(**payload["limit"])
+        elif kind == "offsets":
+            self.offsets = Offsets(votes=tuple(payload["votes"]), released=payload["released"])
+            self.num_before_offsets = len(self.keys)
+        elif kind == "free":
+            outcomes, keys = [_outcome_from(word) for word in payload["outcomes"]], payload["keys"].split()
+            self.free.update(zip(keys, payload["groups"], strict=True))
+            self.outcome_of.update(zip(keys, outcomes, strict=True))
         else:
-            outcomes = []
-            for word in payload["outcomes"]:
-                if isinstance(word, list):
-                    outcomes.append(Outcome(verdict="answer", label=word[0], counts=tuple(word[1:])))
-                else:
-                    known = {"verdict": "answer", "label": word} if isinstance(word, int) else {"verdict": word}
-                    outcomes.append(outcome(**known))
+            outcomes = [_outcome_from(word) for word in payload["outcomes"]]
             numbers = slice(payload["first"], payload["first"] + len(outcomes))
             self.outcomes[numbers] = outcomes
             self.outcome_of.update(zip(self.keys[numbers], outcomes, strict=True))
+
+    @property
+    def has_callers(self) -> bool:
+        """True if a query of a caller was charged, not only those of the run itself."""
+        return any(self.charged_to.keys() - {NOBODY.caller})
+
+    def require_offsets(self, offsets: Offsets) -> None:
+        """Raise LedgerError if the ledger has other offsets than ``offsets``, or if queries of callers were charged
+        before it had any."""
+        if self.offsets not in (None, offsets):
+            assert self.offsets is not None
+            names = [name for name in ("votes", "released") if getattr(self.offsets, name) != getattr(offsets, name)]
+            what = f"{getattr(self.offsets, names[0])}, not {getattr(offsets, names[0])}"
+            raise LedgerError(
+                f"{self.name}: the offsets of this ledger were fixed before its first query with {names[0]} = {what}; "
+                "restore the released files of the run from a copy, or start a new run folder."
+            )
+        if self.offsets is None and self.has_callers:
+            raise LedgerError(
+                f"{self.name}: this ledger answered queries without offsets, and must not change them now; serve it "
+                "without offsets, or start a new run folder."
+            )
 
     def require_terms(self, terms: LedgerTerms) -> None:
         """Raise LedgerError unless the ledger was created with ``terms``; the message names both values."""
@@ -312,6 +363,26 @@ class LedgerState:
         ]
         rows = slice(start, stop)
         return list(zip(self.keys[rows], self.groups[rows], self.outcomes[rows], requests, strict=True))
+
+
+def _outcome_word(settled: Outcome) -> str | int | list[int]:
+    """Return an outcome as an entry stores it: a refusal's verdict, an answer's label, or the label followed by the
+    counts released with it. ValueError for an answer without a label, and for a refusal with one."""
+    if (settled.verdict == "answer") != (settled.label is not None):
+        what = f"{settled.verdict}, {settled.label}"
+        raise ValueError(
+            f"Expected a label with an answer and no label with a refusal, got {what}; correct this outcome."
+        )
+    if settled.label is None:
+        return settled.verdict
+    return settled.label if settled.counts is None else [settled.label, *settled.counts]
+
+
+def _outcome_from(word: str | int | list[int]) -> Outcome:
+    if isinstance(word, list):
+        return Outcome(verdict="answer", label=word[0], counts=tuple(word[1:]))
+    known = {"verdict": "answer", "label": word} if isinstance(word, int) else {"verdict": word}
+    return outcome(**known)
 
 
 def _lacks(name: str, held: int, written: int) -> LedgerError:
@@ -485,14 +556,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         # Open reservations do not count: a query that a crash left without an outcome is asked, and charged, again.
         if not self.outcome_of.keys().isdisjoint(keys):
             raise ValueError("One of these queries has an outcome already; return the stored outcome instead.")
-        # Consecutive queries of one request are one item: a request of a thousand queries does not repeat its caller.
-        asked = [(*asker, len(list(equal))) for asker, equal in groupby(askers or [NOBODY] * len(keys))]
-        words = " ".join(keys)
-        # An empty key is found too: it would vanish between the spaces.
-        if len(words.split()) != len(keys):
-            raise ValueError(
-                "Expected keys of queries that are not empty and have no white space; give hashes of their content."
-            )
+        asked, words = self._asked(keys, askers)
         # Counts as base64 of little-endian 32-bit integers, query by query.
         votes = base64.b64encode(votes_QC.astype("<i4").tobytes()).decode("ascii")
         # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
@@ -512,19 +576,56 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             raise ValueError(
                 f"Expected one outcome for each charge in {reserved} that has none yet; store no outcome twice."
             )
-        # A refusal's verdict, an answer's label, or the label followed by the counts released with it.
-        words: list[str | int | list[int]] = []
-        for settled in outcomes:
-            if (settled.verdict == "answer") != (settled.label is not None):
-                what = f"{settled.verdict}, {settled.label}"
-                raise ValueError(
-                    f"Expected a label with an answer and no label with a refusal, got {what}; correct this outcome."
-                )
-            if settled.label is None:
-                words.append(settled.verdict)
-            else:
-                words.append(settled.label if settled.counts is None else [settled.label, *settled.counts])
+        words = [_outcome_word(settled) for settled in outcomes]
         self._append("commit", {"first": reserved.start, "outcomes": words})
+
+    def fix_offsets(self, offsets: Offsets) -> None:
+        """Store durably the offsets with which queries are answered from now on; do nothing if the ledger has these
+        offsets already.
+
+        ``offsets`` must follow from released values alone. LedgerError for other offsets than those of the ledger, and
+        if queries of callers were charged without offsets. ValueError for another number of classes, and for a
+        mechanism that takes none.
+        """
+        if len(offsets.votes) != self.terms.num_classes or not self.terms.mechanism.takes_offsets:
+            raise ValueError(
+                f"Expected offsets for {self.terms.num_classes} classes of a mechanism that takes offsets, got "
+                f"{offsets.votes} for {self.terms.mechanism.name}."
+            )
+        self.require_offsets(offsets)
+        if self.offsets is None:
+            entry = {"at": round(time.time(), 3), "votes": offsets.votes, "released": offsets.released}
+            self._append("offsets", entry)
+
+    def answer_free(
+        self, keys: Sequence[str], groups: Sequence[int], outcomes: Sequence[Outcome], askers: Sequence[Asker]
+    ) -> None:
+        """Store durably the outcomes of queries that were answered from public things, without votes; nothing is
+        charged. Only after this returns may the answers be sent to a caller.
+
+        The outcomes must follow from released values alone. ValueError for a key whose outcome is stored already.
+        """
+        if not self.outcome_of.keys().isdisjoint(keys):
+            raise ValueError("One of these queries has an outcome already; return the stored outcome instead.")
+        asked, words = self._asked(keys, askers)
+        outcome_words = [_outcome_word(settled) for settled in outcomes]
+        at_s = round(time.time(), 3)
+        entry = {"asked": asked, "at": at_s, "groups": groups, "keys": words, "outcomes": outcome_words}
+        self._append("free", entry)
+
+    @staticmethod
+    def _asked(keys: Sequence[str], askers: Sequence[Asker]) -> tuple[list[tuple[str, str, int]], str]:
+        """Return who submitted the queries ``keys``, and the keys in one text, as entries store them. ValueError for a
+        key with white space."""
+        # Consecutive queries of one request are one item: a request of a thousand queries does not repeat its caller.
+        asked = [(*asker, len(list(equal))) for asker, equal in groupby(askers or [NOBODY] * len(keys))]
+        words = " ".join(keys)
+        # An empty key is found too: it would vanish between the spaces.
+        if len(words.split()) != len(keys):
+            raise ValueError(
+                "Expected keys of queries that are not empty and have no white space; give hashes of their content."
+            )
+        return asked, words
 
     def _append(self, kind: store.EntryKind, payload: dict[str, Any]) -> None:
         """Store an entry, then add it to the ledger's state in memory. LedgerError if the entry cannot be stored; then

@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -47,6 +48,7 @@ _COUNTS_AT_ONCE = 64  # queries whose label probabilities are computed together
 # The shift in `label_chances` matters to rounding alone: 2^-40 of the searched interval is more than enough.
 _HALVINGS = 40
 _LOG_ROOT_TAU = 0.5 * math.log(2 * math.pi)
+_OFTEN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +82,14 @@ class Mechanism(ABC):
     It is a frozen dataclass of public parameters, all plain numbers. ``name`` is stored in ledgers and must never be
     given to another mechanism. ``voters`` is the word for the voters in reports, such as teachers. ``releases`` says
     what is released with an answer. ``all_vote`` is False if not every voter votes on every query, as with the
-    neighbours in a small sample.
+    neighbours in a small sample. ``takes_offsets`` is True if :meth:`answer` has an argument ``offsets_C``.
     """
 
     name: ClassVar[str]
     voters: ClassVar[str] = "teachers"
     releases: ClassVar[ReleaseKind] = "label"
     all_vote: ClassVar[bool] = True
+    takes_offsets: ClassVar[bool] = False
 
     @abstractmethod
     def answer(
@@ -137,6 +140,12 @@ class Mechanism(ABC):
     def describe(self) -> str:
         """Describe the mechanism's parameters in words, which begin with a capital letter and may be published."""
 
+    @property
+    def lead_needed(self) -> float | None:
+        """By how many votes a class must lead to stand out from the noise (:func:`lead_needed`); None if this is
+        unknown. A public number."""
+        return None
+
     def columns(self) -> dict[str, str]:
         """Return the mechanism's parameters for a table of results: short column names, and values as text."""
         return {name: f"{value:g}" for name, value in asdict(self).items()}
@@ -183,7 +192,14 @@ def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityG
 @dataclass(frozen=True, kw_only=True)
 class ConfidentVotes(MechanismParameters, Mechanism):
     """A mechanism that releases the noisy argmax of the votes after a noisy threshold check of the largest count.
-    Subclasses decide who votes (teachers or neighbours), and whether the noisy counts are released too."""
+    Subclasses decide who votes (teachers or neighbours), and whether the noisy counts are released too.
+
+    ``offsets_C`` of :meth:`answer` are public whole numbers of votes for each class, by default none. They are added to
+    the noisy counts, after the noise, so that they change no sensitivity and no cost. They decide which label is
+    released; the counts that are released with it are those without offsets.
+    """
+
+    takes_offsets: ClassVar[bool] = True
 
     def answer(
         self,
@@ -193,6 +209,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         keys: Sequence[str],
         gate: DemographicParityGate,
         source: NoiseSource,
+        offsets_C: Sequence[int] | None = None,
     ) -> list[Outcome]:
         # Word 0 of a row is for the check, the others for one class each: a draw never shifts another, in any block.
         words = source.words(keys, 1 + votes_QC.shape[1])
@@ -201,12 +218,13 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         # Nothing is drawn for a query that failed the check; it is charged for both steps all the same.
         noise_QC = discrete_gaussians(self.noise_stddev_votes, words[confident, 1:], source)
         noisy_QC = votes_QC[confident] + noise_QC
+        score_QC = noisy_QC if offsets_C is None else noisy_QC + np.array(offsets_C, dtype=np.int64)
         labels = [NOT_CONFIDENT] * len(keys)
-        for query, label in zip(confident.tolist(), noisy_QC.argmax(axis=1).tolist(), strict=True):
+        for query, label in zip(confident.tolist(), score_QC.argmax(axis=1).tolist(), strict=True):
             labels[query] = label
-        is_leader_QC = noisy_QC == noisy_QC.max(axis=1, keepdims=True)
+        is_leader_QC = score_QC == score_QC.max(axis=1, keepdims=True)
         # Ties are rare; without one no row is looked at. They are broken uniformly.
-        if np.count_nonzero(is_leader_QC) > len(noisy_QC):
+        if np.count_nonzero(is_leader_QC) > len(score_QC):
             for row in (is_leader_QC.sum(axis=1) > 1).nonzero()[0].tolist():
                 query = confident[row]
                 # A stream of its own: the same winner in any order and any block.
@@ -239,6 +257,10 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         counts = ", noisy counts released with every label" if self.releases == "counts" else ""
         return f"{check}, label noise σ₂ = {self.noise_stddev_votes:g} votes{counts}"
 
+    @property
+    def lead_needed(self) -> float:
+        return lead_needed(self.noise_stddev_votes)
+
     def columns(self) -> dict[str, str]:
         """Return the mechanism's parameters for a table of results, named by the symbols of Confident-GNMax: T, sigma1
         and sigma2. Without a threshold check, T is "none" and sigma1, the noise of the check, is "-"."""
@@ -269,20 +291,9 @@ class ConfidentGnmax(ConfidentVotes):
         return ConfidentGnmaxVotes(votes_QC=votes_QC, **asdict(self))
 
     def right_probability(self, votes_QC: IntArray, right_Q: IntArray) -> FloatArray:
-        """Return P[the noisy argmax is the right class] for each query, shape (Q,), for continuous Gaussian noise;
-        ``right_Q`` are the right classes.
-
-        With X the noise of the right class, it is E[prod over other classes of Phi(lead / sigma + X)], where lead is
-        the right class's votes less the other's, computed by Gauss-Hermite quadrature. Discrete noise with a standard
-        deviation of several votes differs only by its rare ties.
-        """
-        rows = np.arange(len(votes_QC))
-        lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes
-        # In logarithms: a product over many classes of small probabilities would underflow.
-        log_wins_QCK = scipy.special.log_ndtr(lead_QC[:, :, None] + _NODES_K)
-        # The right class is not compared with itself.
-        log_wins_QCK[rows, right_Q] = 0.0
-        return np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
+        """Return P[the noisy argmax is the right class] for each query, shape (Q,); ``right_Q`` are the right
+        classes."""
+        return chance_to_win(votes_QC, right_Q, noise_stddev_votes=self.noise_stddev_votes)
 
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
         """Return the Renyi curve of the code published with FairPATE, which charges nothing for a label that the
@@ -345,6 +356,32 @@ class NearestCounts(NearestRecords):
 
     name: ClassVar[str] = "nearest_counts"
     releases: ClassVar[ReleaseKind] = "counts"
+
+
+def lead_needed(noise_stddev_votes: float) -> float:
+    """Return the number of votes by which a class must lead so that, after noise of this standard deviation on each
+    count, it still leads another class 19 times in 20."""
+    # The difference of two independent noises has a standard deviation larger by sqrt(2).
+    return NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * noise_stddev_votes
+
+
+def chance_to_win(scores_QC: npt.ArrayLike, class_Q: IntArray, *, noise_stddev_votes: float) -> FloatArray:
+    """Return P[class_Q[q] has the largest score after noise] for each row of scores, shape (Q,), for independent
+    continuous Gaussian noise of this standard deviation on every score.
+
+    With X the noise of that class, it is E[prod over other classes of Phi(lead / sigma + X)], where lead is its score
+    less the other's, computed by Gauss-Hermite quadrature. Discrete noise with a standard deviation of several votes
+    differs only by its rare ties.
+    """
+    scores_QC = np.asarray(scores_QC, dtype=np.float64)
+    rows = np.arange(len(scores_QC))
+    lead_QC = (scores_QC[rows, class_Q][:, None] - scores_QC) / noise_stddev_votes
+    # In logarithms: a product over many classes of small probabilities would underflow.
+    log_wins_QCK = scipy.special.log_ndtr(lead_QC[:, :, None] + _NODES_K)
+    # The class is not compared with itself.
+    log_wins_QCK[rows, class_Q] = 0.0
+    chance_Q: FloatArray = np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
+    return chance_Q
 
 
 def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes: float) -> FloatArray:

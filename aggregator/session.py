@@ -16,6 +16,12 @@ with room is charged; afterwards the answer is free for all callers. Individual 
 before its first noise is drawn, and no answer of a block leaves before all its outcomes are durable. Threads may vote
 at the same time and write one after another.
 
+**Offsets.** A service of a run whose noisy counts are released adds the ledger's offsets to them, whole numbers of
+votes for each class, before the class with most votes is named. The gate reads the label with offsets. Labels of the
+run's own queries were named before there were offsets: a service names them again from the counts that were released
+with them, in their order, and behind the same gate. This is post-processing, and so is the answer of a public rule to a
+query on which the votes would hardly name another class: such an answer passes the gate too, is stored, and is free.
+
 **Queries** are identified by content. Features that are posted are converted to the public pool's type and shape before
 they are hashed, so that another spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query.
 
@@ -31,7 +37,7 @@ Shapes: N candidates, Q queries, C classes, A orders.
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, Self
@@ -39,8 +45,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger import NO_LIMIT, NOBODY, Asker, Ledger, LedgerTerms, OwnLimit
-from aggregator.mechanism import Mechanism, Outcome
+from aggregator.ledger import NO_LIMIT, NOBODY, Asker, Ledger, LedgerTerms, Offsets, OwnLimit
+from aggregator.mechanism import Mechanism, Outcome, outcome
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
@@ -318,6 +324,10 @@ def query_key(features: npt.NDArray[np.generic], group: int) -> str:
     return digest.hexdigest()
 
 
+PublicAnswers = Callable[[Sequence[Query]], Sequence[int | None]]
+"""Returns for each query the label that public things alone give it, or None if its voters have to be asked."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """A query together with the features of its record, from which the teachers predict their votes."""
@@ -398,9 +408,10 @@ class AggregatorSession:
     A budget on the data-dependent epsilon is closed by the first query whose data-dependent cost has no room.
     """
 
-    def __init__(self, ledger: Ledger, *, source: NoiseSource) -> None:
-        """Open a session on ``ledger``. ValueError unless ``source`` is the kind of noise that the ledger's terms
-        declare."""
+    def __init__(self, ledger: Ledger, *, source: NoiseSource, with_offsets: bool = False) -> None:
+        """Open a session on ``ledger``. ``with_offsets``: add the offsets of the ledger, if it has some, as a service
+        does; a run repeats its own answers without them. ValueError unless ``source`` is the kind of noise that the
+        ledger's terms declare."""
         # The terms are what the published statement says about the noise.
         if source.label != ledger.terms.noise:
             raise ValueError(
@@ -409,6 +420,9 @@ class AggregatorSession:
             )
         self.ledger, self._source = ledger, source
         self._gate: DemographicParityGate | None = None
+        self.offsets = ledger.offsets if with_offsets else None
+        # Reads no vote, only what the run released.
+        self._named_again = {} if self.offsets is None else _with_offsets(ledger, self.offsets)
         # Reentrant: `admit`, which is called under it, may store changed limits.
         self._lock = threading.RLock()
         self._most_queries = queries_that_fit(ledger.terms, UNLIMITED)
@@ -442,6 +456,20 @@ class AggregatorSession:
         with self._lock:
             self.ledger.limit(caller, limit)
 
+    def stored(self, key: str) -> Outcome | None:
+        """Return the outcome of the query ``key``, with the offsets if this session adds some; None if it has none.
+        Any thread may call this."""
+        return self._named_again.get(key) or self.ledger.outcome_of.get(key)
+
+    def lead(self, reply: Reply) -> int | None:
+        """Return by how many noisy votes, with offsets, the label of an answer leads the next one; None if no counts
+        were released with it. It follows from released counts alone."""
+        if not isinstance(reply, Outcome) or reply.counts is None:
+            return None
+        counts_C = np.array(reply.counts) + (0 if self.offsets is None else np.array(self.offsets.votes))
+        second, first = np.sort(counts_C)[-2:].tolist()
+        return int(first - second)
+
     def ask(
         self,
         queries: Sequence[Query],
@@ -449,6 +477,7 @@ class AggregatorSession:
         *,
         quota: QuotaRoom = lambda _: math.inf,
         admit: Admit = lambda queries: queries,
+        public: PublicAnswers | None = None,
     ) -> tuple[Reply, ...]:
         """Submit queries; return one reply per query, in order. The first new query for which the budget has no room is
         not charged, and neither are the new queries after it.
@@ -456,7 +485,8 @@ class AggregatorSession:
         A query whose outcome is stored gets this outcome again: nothing is charged or drawn, even if the budget is
         closed. ``vote`` is called with new queries only; no caller is charged with more of them than ``quota`` allows.
         ``admit`` decides who may be charged at all. Both are asked before the vote, and again right before the charge,
-        because a vote may take a minute.
+        because a vote may take a minute. A new query to which ``public`` gives a label gets this label if the gate
+        admits it, and is refused otherwise: neither is charged, also if the budget is closed.
 
         VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot be written; outcomes that were
         stored before the error are returned when the queries are submitted again.
@@ -464,17 +494,22 @@ class AggregatorSession:
         ledger, terms = self.ledger, self.ledger.terms
         # A query that is given twice is voted on and charged once.
         distinct = list({query.key: query for query in queries if ledger.outcome_of.get(query.key) is None}.values())
+        for query in distinct:
+            if not 0 <= query.group < terms.num_groups:
+                raise ValueError(
+                    f"Expected 0 <= group < {terms.num_groups} in each query, got {query.group}; give the "
+                    "index of a group."
+                )
+        if public is not None and distinct:
+            known = {query.key: label for query, label in zip(distinct, public(distinct), strict=True)}
+            with self._lock:
+                self._write_free([query for query in distinct if known[query.key] is not None], known, admit)
+            distinct = [query for query in distinct if known[query.key] is None]
         # Without the lock, so that no teacher votes on queries without room; decided again under the lock.
         payers = self._payers(admit(distinct), quota)
         new = [query for query, payer in zip(distinct, payers, strict=True) if payer is not None]
         new = new[: self.room(len(new))]
         if new:
-            for query in new:
-                if not 0 <= query.group < terms.num_groups:
-                    raise ValueError(
-                        f"Expected 0 <= group < {terms.num_groups} in each query, got {query.group}; give the "
-                        "index of a group."
-                    )
             # Votes come before the lock is taken, so that slow teachers hold up no other thread.
             votes_QC = vote(new)
             # Signed integers only: noise is negative too, and other types would wrap around or be rounded.
@@ -498,7 +533,7 @@ class AggregatorSession:
             with self._lock:
                 self._write(new, votes_QC, quota, admit)
         # From the ledger, not from the draw: an outcome that is not stored does not leave.
-        return tuple([ledger.outcome_of.get(query.key) or OverBudget() for query in queries])
+        return tuple([self.stored(query.key) or OverBudget() for query in queries])
 
     def _payers(self, queries: Sequence[Query], quota: QuotaRoom) -> list[Asker | None]:
         """Return who is to be charged for each new query: the first of its askers who has room, None if none has.
@@ -526,17 +561,8 @@ class AggregatorSession:
     def _write(self, queries: Sequence[Query], votes_QC: IntArray, quota: QuotaRoom, admit: Admit) -> None:
         """Charge queries, draw their outcomes and store them, block by block. Queries that already have an outcome, or
         for which the budget has no room, are left out."""
-        ledger, terms = self.ledger, self.ledger.terms
-        if self._gate is None:
-            # Stored nowhere: its state is the counts of the answers that were committed. A reservation that a crash
-            # left open released no answer, and moves no rate.
-            counts_GC = np.zeros((terms.num_groups, terms.num_classes), dtype=np.int64)
-            for group, settled in zip(ledger.groups, ledger.outcomes, strict=True):
-                if settled is not None and settled.label is not None:
-                    counts_GC[group, settled.label] += 1
-            self._gate = DemographicParityGate(
-                terms.gate, num_groups=terms.num_groups, num_classes=terms.num_classes, counts_GC=counts_GC
-            )
+        ledger, terms, gate = self.ledger, self.ledger.terms, self._present_gate()
+        offsets = {} if self.offsets is None else {"offsets_C": self.offsets.votes}
         # Another thread may have got an outcome since these votes were cast.
         new = [row for row, query in enumerate(queries) if ledger.outcome_of.get(query.key) is None]
         try:
@@ -561,13 +587,70 @@ class AggregatorSession:
                 # Charged first: a crash from here on leaves a charge without an answer, never the reverse.
                 reserved = ledger.reserve(keys, groups, block_QC, [payer for _, payer in charged])
                 outcomes = terms.mechanism.answer(
-                    block_QC, groups=groups, keys=keys, gate=self._gate, source=self._source
+                    block_QC, groups=groups, keys=keys, gate=gate, source=self._source, **offsets
                 )
                 ledger.commit(reserved, outcomes)
         except BaseException:
             # The gate may have counted answers that were not committed; also after an interrupt.
             self._gate = None
             raise
+
+    def _write_free(self, queries: Sequence[Query], labels: Mapping[str, int | None], admit: Admit) -> None:
+        """Store the public ``labels`` (by key) of new queries if the gate admits them, block by block; nothing is
+        charged. A query that nobody may submit any more is left out."""
+        ledger, gate = self.ledger, self._present_gate()
+        new = [query for query in queries if ledger.outcome_of.get(query.key) is None]
+        try:
+            for start in range(0, len(new), MAX_BLOCK):
+                block = [query for query in admit(new[start : start + MAX_BLOCK]) if query.askers]
+                if not block:
+                    continue
+                keys, groups = [query.key for query in block], [query.group for query in block]
+                outcomes = []
+                for query in block:
+                    label = labels[query.key]
+                    assert label is not None
+                    is_admitted = gate.admit(query.group, label)
+                    outcomes.append(outcome(verdict="answer", label=label) if is_admitted else outcome(verdict="free"))
+                ledger.answer_free(keys, groups, outcomes, [query.askers[0] for query in block])
+        except BaseException:
+            # As in `_write`.
+            self._gate = None
+            raise
+
+    def _present_gate(self) -> DemographicParityGate:
+        """Return the gate with the counts of all answers that were released; the caller has the session's lock."""
+        ledger, terms = self.ledger, self.ledger.terms
+        if self._gate is None:
+            # Stored nowhere: its state is the counts of the answers that were committed. A reservation that a crash
+            # left open released no answer, and moves no rate.
+            counts_GC = np.zeros((terms.num_groups, terms.num_classes), dtype=np.int64)
+            charged = zip(ledger.groups, map(self._shown, ledger.keys, ledger.outcomes), strict=True)
+            free = [(group, ledger.outcome_of[key]) for key, group in ledger.free.items()]
+            for group, settled in [*charged, *free]:
+                if settled is not None and settled.label is not None:
+                    counts_GC[group, settled.label] += 1
+            self._gate = DemographicParityGate(
+                terms.gate, num_groups=terms.num_groups, num_classes=terms.num_classes, counts_GC=counts_GC
+            )
+        return self._gate
+
+    def _shown(self, key: str, settled: Outcome | None) -> Outcome | None:
+        return None if settled is None else self._named_again.get(key, settled)
+
+
+def _with_offsets(ledger: Ledger, offsets: Offsets) -> dict[str, Outcome]:
+    """Return the outcomes, by key, of the queries that were answered before the ledger had ``offsets``: named again
+    from the counts that were released with them, in their order, behind a gate of their own."""
+    terms, found = ledger.terms, dict[str, Outcome]()
+    gate = DemographicParityGate(terms.gate, num_groups=terms.num_groups, num_classes=terms.num_classes)
+    before = slice(ledger.num_before_offsets)
+    for key, group, settled in zip(ledger.keys[before], ledger.groups[before], ledger.outcomes[before], strict=True):
+        if settled is not None and settled.counts is not None:
+            label = offsets.label(settled.counts)
+            is_admitted = gate.admit(group, label)
+            found[key] = replace(settled, label=label) if is_admitted else outcome(verdict="fairness")
+    return found
 
 
 def admit_queries(

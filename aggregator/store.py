@@ -59,10 +59,11 @@ if TYPE_CHECKING:
     from aggregator.postgres import PostgresReader
 
 # Increased with every change of entries or of the digest: a ledger of another version is refused, never converted.
+# Not with a new kind of entry, which earlier ledgers lack.
 SCHEMA_VERSION = 6
 _BLOCK_BYTES = 64  # of SHA-256
 _DATABASE = ("postgresql://", "postgres://")
-EntryKind = Literal["reserve", "commit", "limit"]
+EntryKind = Literal["reserve", "commit", "limit", "offsets", "free"]
 Row: TypeAlias = tuple[int, EntryKind, str, str]
 """The number, kind, text and digest of an entry, as they are stored."""
 Place: TypeAlias = Path | str

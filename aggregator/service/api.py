@@ -35,11 +35,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fail
 
 from aggregator import session
 from aggregator.audit import note_action
-from aggregator.ledger import NO_LIMIT, LedgerTerms
+from aggregator.ledger import NO_LIMIT, LedgerTerms, Offsets
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
 from aggregator.service.page import Advice, Latest, PointInTime, States, charge_json, page
-from aggregator.service.writer import Batcher, Snapshot
+from aggregator.service.writer import Batcher, Books, Snapshot
 from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
 from fairpate.http_server import (
@@ -53,7 +53,7 @@ from fairpate.http_server import (
     faults_response,
     json_response,
 )
-from fairpate.pages import at_most, delta_text, meaning
+from fairpate.pages import at_most, delta_text, meaning, percent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import strict, worded
 
@@ -72,6 +72,13 @@ class Reply(Body):
     key: str = Field(description="The query's content hash; GET /v1/queries/{key} gives the same reply again.")
     status: Status
     label: int | None = Field(description="Index into `label_names`; null unless answered.")
+    free: bool = Field(False, description="Whether public things alone decided: no votes, and no charge.")
+    lead: int | None = Field(
+        None, description="By how many noisy votes the label leads the next one; null if no counts are released."
+    )
+    stands_out: bool | None = Field(
+        None, description="Whether `lead` is at least the `lead_needed` of the statement; null without a `lead`."
+    )
 
 
 class Replies(Body):
@@ -138,6 +145,7 @@ class Estimate(Body):
 
     new_queries: int = Field(description="Queries that have no stored reply; each is charged in full.")
     stored_replies: int = Field(description="Queries with a stored reply; they are free.")
+    without_votes: int = Field(0, description="Queries that public things alone decide; they are free.")
     now: Budget
     afterwards: Budget
 
@@ -159,6 +167,12 @@ class Statement(Body):
     noise: str
     tuning_accounted: bool
     num_teachers: int
+    lead_needed: float | None = Field(
+        None, description="Lead in votes that stands out from the noise 19 times in 20; null if it is unknown."
+    )
+    offsets: list[int] | None = Field(
+        None, description="Votes that are added to the noisy count of each label; null if none are."
+    )
     mechanism: dict[str, float | str]
     gate: dict[str, float | str]
     label_names: list[str]
@@ -201,6 +215,7 @@ class About(Facts):
     column; null if records have no columns."""
 
     mechanism: str
+    lead: str = Field("", description="The lead that an answer needs to stand out from the noise; empty if unknown.")
     gate: str
     guarantee: str
     is_private: bool
@@ -226,13 +241,36 @@ class AnswersWanted(Body):
     format: Literal["parquet", "csv"]
 
 
-def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
+def reply_json(key: str, reply: Outcome | OverBudget, books: Books) -> dict[str, Any]:
     """Return a query's outcome as the JSON of a :class:`Reply`, which does not show which step refused the query.
-    ``key`` is the query's content hash."""
+    ``key`` is the query's content hash, and ``books`` hold its outcome."""
     # Shown apart from refusals: unless votes decide when the budget ends, its room can be computed from public numbers.
     if isinstance(reply, OverBudget):
-        return {"key": key, "status": "over_budget", "label": None}
-    return {"key": key, "status": "refused" if reply.label is None else "answered", "label": reply.label}
+        status, label = "over_budget", None
+    else:
+        status, label = "refused" if reply.label is None else "answered", reply.label
+    lead, needed = books.session.lead(reply), books.ledger.terms.mechanism.lead_needed
+    stands_out = None if lead is None or needed is None else lead >= needed
+    free = key in books.ledger.free
+    return {"key": key, "status": status, "label": label, "free": free, "lead": lead, "stands_out": stands_out}
+
+
+def lead_words(terms: LedgerTerms, offsets: Offsets | None) -> str:
+    """Return in words by how many votes an answer must lead to stand out from the noise, from public numbers; empty if
+    this is unknown."""
+    needed = terms.mechanism.lead_needed
+    if needed is None:
+        return ""
+    share = needed / terms.num_teachers
+    words = f"A lead of {needed:,.0f} of {terms.num_teachers:,} votes ({percent(share)}) stands out 19 times in 20."
+    if share > 1:
+        words = f"No lead of {terms.num_teachers:,} votes stands out 19 times in 20: {needed:,.0f} would."
+    if offsets is not None:
+        words += (
+            f" Before the labels are compared, {', '.join(f'{each:+,}' for each in offsets.votes)} votes are added to "
+            "their noisy counts, in their order."
+        )
+    return words
 
 
 class PageOfLedger(Body):
@@ -457,8 +495,10 @@ _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_
 _SEEN = "all replies to all analysts together"
 
 
-def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller) -> dict[str, Any]:
-    """Return the :class:`About` of a service as JSON, as ``caller`` sees it."""
+def about_json(
+    facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller, *, offsets: Offsets | None = None
+) -> dict[str, Any]:
+    """Return the :class:`About` of a service as JSON, as ``caller`` sees it; ``offsets`` are those of its ledger."""
     form, epsilon = pool.form, session.epsilon_fixed_beforehand(terms)
     if epsilon is None:
         guarantee = "The budget ends when the votes say so, which leaks: no guarantee was fixed beforehand."
@@ -480,6 +520,7 @@ def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Known
     return {
         **facts.model_dump(),
         "mechanism": f"{terms.num_teachers:,} {terms.mechanism.voters} vote. {terms.mechanism.describe()}.",
+        "lead": lead_words(terms, offsets),
         "gate": gate,
         "guarantee": guarantee,
         "is_private": terms.noise == OS_ENTROPY,
@@ -690,7 +731,7 @@ def add_analyst_routes(
         # For the access log and the metrics, which see the request and not its body.
         state["num_queries"] = len(questions)
         replies = await batcher.ask(questions, state["caller"], state["request_id"], state["is_admitted"])
-        rows = [reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
+        rows = [reply_json(q.query.key, reply, writer.books) for q, reply in zip(questions, replies, strict=True)]
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return json_response({"replies": rows, "budget_crossed_at": crossed})
 
@@ -703,20 +744,23 @@ def add_analyst_routes(
     async def look_up(key: Key) -> Response:
         """Return the stored reply to a query. This is free: stored replies are never drawn again."""
         # From memory: stored replies are given also while the ledger cannot be written.
-        if (outcome := writer.books.ledger.outcome_of.get(key)) is None:
+        if (outcome := writer.books.session.stored(key)) is None:
             raise FaultError(404, "key", key, "No reply is stored for this query; submit it with POST /v1/queries.")
-        return json_response(reply_json(key, outcome))
+        return json_response(reply_json(key, outcome, writer.books))
 
     async def estimate(body: Any) -> Response:
         """Return what the given queries, or a number of new queries, would cost at most. No query is submitted."""
-        # A set: a query that is given twice in one request is charged once.
-        keys = {question_of(query, pool).query.key for query in getattr(body, "queries", ())}
+        # By key: a query that is given twice in one request is charged once.
+        asked = [question_of(query, pool) for query in getattr(body, "queries", ())]
+        asked = list({question.query.key: question for question in asked}.values())
         # One snapshot, so that both budgets are of one moment.
         snapshot = writer.snapshot
-        stored = sum(writer.books.ledger.outcome_of.get(key) is not None for key in keys)
-        new = getattr(body, "count", len(keys) - stored)
+        unknown = [question for question in asked if writer.books.ledger.outcome_of.get(question.query.key) is None]
+        free = sum(label is not None for label in batcher.public_labels(unknown))
+        new = getattr(body, "count", len(unknown) - free)
         budgets = {"now": snapshot.budget_status().to_json(), "afterwards": snapshot.budget_status(new).to_json()}
-        return json_response({"new_queries": new, "stored_replies": stored, **budgets})
+        stored = len(asked) - len(unknown)
+        return json_response({"new_queries": new, "stored_replies": stored, "without_votes": free, **budgets})
 
     estimate.__annotations__["body"] = estimate_type
     app.post("/v1/estimate", response_model=Estimate)(estimate)
@@ -724,7 +768,7 @@ def add_analyst_routes(
     @app.post("/v1/answers", response_class=Response, responses=_FILES)
     async def answers(wanted: AnswersWanted) -> Response:
         """Return stored replies as a file with one row for each requested key. No query is submitted."""
-        outcomes = [writer.books.ledger.outcome_of.get(key) for key in wanted.keys]
+        outcomes = [writer.books.session.stored(key) for key in wanted.keys]
         # In a thread: the event loop answers other requests while thousands of rows are written.
         content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
         headers = {"Content-Disposition": f'attachment; filename="answers.{wanted.format}"'}
@@ -757,7 +801,9 @@ def add_analyst_routes(
     @app.get("/v1/about", response_model=About)
     async def about(request: Request) -> Response:
         """Return a description of the run, the inputs of a record, and your name and role."""
-        return json_response(about_json(facts, pool, writer.snapshot.terms, request.scope["state"]["caller"]))
+        caller, books = request.scope["state"]["caller"], writer.books
+        offsets = books.session.offsets
+        return json_response(about_json(facts, pool, books.ledger.terms, caller, offsets=offsets))
 
     @app.get("/v1/state", response_model=State)
     async def now() -> Response:
@@ -793,7 +839,7 @@ def add_analyst_routes(
 
 def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     """Return the :class:`Statement` of a service as JSON."""
-    terms, status = snapshot.terms, snapshot.budget_status()
+    terms, status, offsets = snapshot.terms, snapshot.budget_status(), snapshot.books.session.offsets
     return {
         "unit": terms.unit,
         "relation": terms.relation,
@@ -805,6 +851,8 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         # The service does not know how the settings were chosen, so their cost does not count as included.
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,
+        "lead_needed": terms.mechanism.lead_needed,
+        "offsets": None if offsets is None else list(offsets.votes),
         "mechanism": worded({"name": terms.mechanism.name, **dataclasses.asdict(terms.mechanism)}),
         "gate": worded(dataclasses.asdict(terms.gate)),
         "label_names": list(pool.label_names),

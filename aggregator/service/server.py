@@ -23,7 +23,16 @@ from aggregator.ledger import Ledger
 from aggregator.service import api
 from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
 from aggregator.service.page import States, Streams
-from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Verification, Writer
+from aggregator.service.writer import (
+    Batcher,
+    Books,
+    OpenBooks,
+    PublicLabels,
+    Readiness,
+    Verification,
+    Writer,
+    no_public_labels,
+)
 from aggregator.session import AggregatorSession, CountVotes, PublicPool, QuotaRule, Quotas
 from fairpate.http_server import BIND_TIMEOUT_S, HttpServer, HttpSettings, ServiceError, largest_body_bytes, new_app
 from fairpate.types import UsageError, UserError
@@ -41,6 +50,7 @@ class Backend:
     ``close`` ends the voters; the service closes the ledger itself. ``reopen`` opens ledger and session again after a
     failed write; None: the service must be restarted for this. ``voters_answer`` returns, without waiting, whether the
     voters answer. ``try_vote`` votes on a public record, or raises; it is called after a vote that failed.
+    ``public_labels`` returns the labels that public things alone give to questions, which are then answered for free.
     ``last_backup`` returns when the ledger was last copied, in seconds since 1970, or None for never.
     """
 
@@ -53,6 +63,7 @@ class Backend:
     try_vote: Callable[[], object] | None = None
     close: Callable[[], None] = lambda: None
     facts: api.Facts = field(default_factory=api.Facts)
+    public_labels: PublicLabels = no_public_labels
     last_backup: Callable[[], float | None] = lambda: None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
@@ -79,6 +90,7 @@ class Backend:
             count_votes=self.count_votes,
             quotas=Quotas(settings.quota),
             answer_step_s=settings.answer_step_s,
+            public_labels=self.public_labels,
             own_limits=lambda: tokens.stored.limits,
             on_group=counters.groups.inc,
         )

@@ -448,6 +448,15 @@ def _check_ray() -> None:
         ray.nodes()
 
 
+PublicLabels = Callable[[Sequence[Question]], Sequence[int | None]]
+"""Returns for each question the label that public things alone give it, or None if its voters have to be asked."""
+
+
+def no_public_labels(questions: Sequence[Question]) -> Sequence[None]:
+    """Return None for each question: all voters are asked."""
+    return [None] * len(questions)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _WaitingRequest:
     """A request with new queries that waits for the ledger's writer, and the future that will receive its replies."""
@@ -470,6 +479,7 @@ class Batcher:
     count_votes: sessions.CountVotes
     quotas: sessions.Quotas
     answer_step_s: float
+    public_labels: PublicLabels = no_public_labels
     own_limits: Callable[[], Mapping[str, OwnLimit]] = dict
     on_group: Callable[[], None] = lambda: None
     _line: list[_WaitingRequest] = field(default_factory=list, init=False)
@@ -492,7 +502,7 @@ class Batcher:
         the vote and right before the charge. NotAdmittedError if it is not: then the request is charged nothing, and
         queries that another request submits too are charged to that one.
         """
-        stored = self.writer.books.ledger.outcome_of.get
+        stored = self.writer.books.session.stored
         replies = [outcome for q in questions if (outcome := stored(q.query.key)) is not None]
         # Without waiting: GET /v1/queries/{key} also reveals whether a reply is stored.
         if len(replies) == len(questions):
@@ -559,6 +569,13 @@ class Batcher:
         with_quota: set[str] = set()  # an operator has none
         first_caller: dict[str, str] = {}
         by_key: dict[str, Question] = {}
+        unknown = {
+            question.query.key: question
+            for request in group
+            for question in request.questions
+            if ledger.outcome_of.get(question.query.key) is None
+        }
+        labels = dict(zip(unknown, self.public_labels(list(unknown.values())), strict=True))
         askers: dict[str, list[tuple[int, Asker]]] = {}  # with the position of the request
         for place, request in enumerate(group):
             if not request.is_admitted():
@@ -567,7 +584,8 @@ class Batcher:
             name = request.caller.name
             keys = {question.query.key for question in request.questions}
             # A key that an earlier request of the group asks too is charged to that one.
-            new = [key for key in keys if key not in first_caller and ledger.outcome_of.get(key) is None]
+            # One that needs no votes is charged to nobody.
+            new = [key for key in keys if key not in first_caller and key in labels and labels[key] is None]
             if request.caller.role != "operator":
                 # All that the caller asks in this group is charged at the same moment.
                 wanted = len(new) + Counter(first_caller.values())[name]
@@ -600,6 +618,7 @@ class Batcher:
                 [question.query for question in by_key.values()],
                 vote,
                 admit=admit,
+                public=lambda queries: [labels[query.key] for query in queries],
                 quota=lambda name: (
                     self.quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
                 ),

@@ -31,19 +31,20 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, model_validator
 
+from aggregator.mechanism import lead_needed
 from fairpate import config as configuration
 from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply_override, parse_config, without
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
@@ -51,6 +52,7 @@ from fairpate.files import open_storage
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+from fairpate.privacy.mechanism_events import VoteTables
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
 from fairpate.terminal import Reporter
@@ -195,7 +197,6 @@ def torch_generator(seed: int, stream: Stream) -> torch.Generator:
 
 
 NO_NOISE = "no noise: not private"
-_OFTEN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,11 +366,16 @@ class ExpectedVotes:
     fitted_together: bool = False
 
     @property
+    def lead_of_one(self) -> float:
+        """The share of the votes by which a class must lead on one record to stand out from the noise 19 times in
+        20."""
+        return lead_needed(self.noise_stddev_votes) / self.votes
+
+    @property
     def lead_needed(self) -> float:
         """The share of the votes by which a class must lead to stand out from the noise 19 times in 20: on one record
         or, where one rule is fitted to all counts, on average over the records. Above 1: it cannot."""
-        # The difference of two independent noises has a standard deviation larger by sqrt(2).
-        lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * self.noise_stddev_votes / self.votes
+        lead = self.lead_of_one
         return lead / math.sqrt(self.labels) if self.fitted_together else lead
 
 
@@ -1029,6 +1035,7 @@ _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
 _PER_SMALL, _FEWEST_SMALL, _MOST_SMALL = 6, 50, 5000
 _FEWEST_FEATURES, _MOST_FEATURES, _MOST_OF_PICTURES, _FEATURES = 10, 50, 120, 1.5
 _MOST_QUERIES = 1000
+_HEARD, _FEWEST_FITTED = 0.08, 200
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
 _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
 _FEWEST_NEIGHBOURS, _CLUSTERS = 20, 30
@@ -1051,6 +1058,8 @@ def resolved(overrides: Sequence[configuration.Override], method: str | None = N
     if isinstance(name, str):
         data, networks = parse_config(said.get("data", {}), DataConfig), teaches_networks(said)
         start = fitted(data, name, num_sites=num_sites, networks=networks)
+        with suppress(ConfigError):  # raised again with the rest of the configuration
+            start = leaving_room(start, said, num_public=pool_size(data))
     return configured(start, overrides, method=method)
 
 
@@ -1093,6 +1102,33 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
     return COUNTS, (
         f"sums of vectors do not stand out from their noise, whose norm would be {facts}; {cells} counts do."
     )
+
+
+def leaving_room(start: Values, said: Values, *, num_public: int) -> Values:
+    """Return the settings ``start`` with a number of queries that leaves the noise on each small enough for single
+    answers, if ``said``, the settings given, keep a share of the target for a service of small teachers.
+
+    A rule that is fitted to all counts needs few queries, as their noise averages out. The answers of a service are
+    read one by one, and what a query costs in noise is the same for all. So run and service together get as many
+    queries as leave a lead of :data:`_HEARD` of the votes standing out from the noise, by public numbers alone.
+    """
+    values = configuration.merge(start, said)
+    asked = values.get("aggregator", {})
+    keep, teachers = asked.get("keep"), values.get("teachers", {})
+    if not keep or asked.get("num_queries") or teachers.get("model") != {"name": "ridge"}:
+        return start
+    target = parse_config(said.get("target", {}), configuration.QueriesTarget)
+    if target.epsilon is None or not isinstance(keep, float) or not 0 < keep < 1:
+        return start
+    multiplier = accountant.least_noise(
+        lambda noise: [VoteTables(count=1, noise_stddev_votes=noise)],
+        target_epsilon=target.epsilon,
+        target_delta=target.delta,
+    )
+    # One vote of a teacher on each of Q queries moves 2 Q counts by one: noise of sqrt(2 Q) times the multiplier.
+    in_all = (_HEARD * teachers["num_teachers"] / lead_needed(1.0) / multiplier) ** 2 / 2
+    own = max(_FEWEST_FITTED, int(in_all * (1 - keep)))
+    return start if own >= num_public else configuration.merge(start, {"aggregator": {"num_queries": own}})
 
 
 def teaches_networks(values: Mapping[str, Any]) -> bool:

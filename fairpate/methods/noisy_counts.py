@@ -16,6 +16,13 @@ weigh the classes of their shards equally: the thresholds add that. Scores are w
 released numbers alone, and bins come from the public pool. So a record is in the same cell with or without another, and
 one record changes one cell by one. The records of a person share one unit, divided equally and rounded down.
 
+**A service** after the run adds offsets to the noisy counts of a new query, since the thresholds that the table adds to
+the rule are missing in single counts. The offsets are those of a logistic regression of labels on noisy shares, where
+labels and shares of public records are those that the rule predicts: the noisier a count, the more does the most common
+class get. They depend on released numbers and public records alone, and are fixed before the first query. Where the
+rule predicts shares whose lead the noise would overturn less than once in 20 queries, the label is known without a
+query: a service gives the rule's own label, for free.
+
 Shapes: M public records, Q of them with counts, N private records, W numbers of a vote phi, D = W - 1 coordinates,
 C classes, K bins.
 """
@@ -26,6 +33,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,17 +41,24 @@ import scipy
 from pydantic import Field
 from scipy.special import log_softmax, softmax
 
+from aggregator.mechanism import chance_to_win
 from fairpate.config import Count, EmbeddingConfig, Section
 from fairpate.data import Dataset
+from fairpate.files import arrays_digest
 from fairpate.methods.record_votes import ONE_RECORD, UNITS, PoolLabels, WeightedBallot, labels_of_chances
 from fairpate.methods.residual_votes import Whole, whole_rule
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.types import FloatArray, IntArray, Unit
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _POWERS = (0.0, 0.5, 1.0, 1.5)
 _SCALES = np.geomspace(1e-8, 10.0, 46)
 _MISFITS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # variance that is not noise, in units of that of the noise
+_SURE = 0.95  # that a query would name the same label
+_NOISY_RECORDS = 40_000  # public records with noisy shares, from which offsets are computed
 _PERSON = 2**16
 """The unit of mass of a person, which all records of the person share in whole numbers."""
 
@@ -240,17 +255,27 @@ class NoisyCounts:
     num_voters: int
     noise_stddev_votes: float
 
-    def bins(self, dataset: Dataset, *, num_bins: int) -> tuple[Bins, WeightedBallot]:
-        """Fit the linear rule to the counts; return the bins of its scores, and the features that it reads."""
-        public, ballot = dataset.public, WeightedBallot.of(dataset, EmbeddingConfig(graph_share=0))
-        row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
-        pool_MW, answered = ballot.votes(public.x), [row_of[record_id] for record_id in self.record_ids]
+    def rule(self, dataset: Dataset) -> tuple[FloatArray, Whole, WeightedBallot]:
+        """Fit the linear rule (C, W) of shares to the counts; return it with the features of the public pool that it
+        reads, and with their map."""
+        ballot = WeightedBallot.of(dataset, EmbeddingConfig(graph_share=0))
+        pool_MW = ballot.votes(dataset.public.x)
         rule_CW = fitted_rule(
-            pool_MW[answered],
+            pool_MW[self.rows(dataset)],
             self.counts_QC,
             num_voters=self.num_voters,
             noise_stddev_votes=self.noise_stddev_votes,
         )
+        return rule_CW, pool_MW, ballot
+
+    def rows(self, dataset: Dataset) -> list[int]:
+        """Return the row in the public pool of each record that has counts."""
+        row_of = {record_id: row for row, record_id in enumerate(dataset.public.record_id)}
+        return [row_of[record_id] for record_id in self.record_ids]
+
+    def bins(self, dataset: Dataset, *, num_bins: int) -> tuple[Bins, WeightedBallot]:
+        """Fit the linear rule to the counts; return the bins of its scores, and the features that it reads."""
+        rule_CW, pool_MW, ballot = self.rule(dataset)
         return Bins.of(rule_CW, pool_MW, num_bins=num_bins), ballot
 
     def table(
@@ -271,3 +296,92 @@ class NoisyCounts:
         bins, ballot = self.bins(dataset, num_bins=config.num_bins)
         rule_CW = bins.uncalibrated() if table_KC is None or event is None else bins.calibrated(table_KC, event)
         return rule_CW, labels_of_chances(softmax(ballot.votes(dataset.public.x) / UNITS @ rule_CW.T, axis=1))
+
+    def service_rule(
+        self,
+        dataset: Dataset,
+        event: VoteTables | VoteSums,
+        table_KC: IntArray,
+        config: ThresholdsConfig,
+        *,
+        answers_free: bool,
+    ) -> ServiceRule:
+        """Return what the released counts, the released ``table_KC`` and public records say about the votes on any
+        record. With ``answers_free``, the rule gives labels without votes."""
+        shares_CW, pool_MW, ballot = self.rule(dataset)
+        bins = Bins.of(shares_CW, pool_MW, num_bins=config.num_bins)
+        chances_CW, x_MW = bins.calibrated(table_KC, event), pool_MW / UNITS
+        shares_MC = x_MW @ shares_CW.T
+        # Noise, and what exact counts differ from the rule by.
+        spread = float((self.counts_QC / self.num_voters - shares_MC[self.rows(dataset)]).std())
+        stddev = max(spread, self.noise_stddev_votes / self.num_voters)
+        offsets_C = offsets_of(softmax(x_MW @ chances_CW.T, axis=1), shares_MC, stddev=stddev)
+        return ServiceRule(
+            shares_CW=shares_CW,
+            chances_CW=chances_CW,
+            ballot=ballot,
+            num_voters=self.num_voters,
+            stddev_votes=stddev * self.num_voters,
+            offsets=tuple(np.rint(self.num_voters * offsets_C).astype(np.int64).tolist()),
+            released=arrays_digest({"counts": self.counts_QC, "table": table_KC}),
+            answers_free=answers_free,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceRule:
+    """What a service knows about the votes on any record without asking the voters, from public records and released
+    numbers alone.
+
+    ``shares_CW`` is the linear rule of the shares of votes, ``chances_CW`` that of the labels' probabilities, with
+    thresholds. ``stddev_votes`` is the standard deviation of a noisy count about its prediction. ``offsets`` are the
+    whole numbers of votes that are added to noisy counts, ``released`` a digest of the numbers from which all of this
+    was computed.
+    """
+
+    shares_CW: FloatArray
+    chances_CW: FloatArray
+    ballot: WeightedBallot
+    num_voters: int
+    stddev_votes: float
+    offsets: tuple[int, ...]
+    released: str
+    answers_free: bool
+
+    def labels(self, x: Tensor, offsets: Sequence[int]) -> list[int | None]:
+        """Return the rule's own label of each record in ``x``, or None where a query with these ``offsets`` would name
+        another label more often than once in 20 times."""
+        if not self.answers_free or not len(x):
+            return [None] * len(x)
+        x_NW = self.ballot.votes(x) / UNITS
+        label_N = (x_NW @ self.chances_CW.T).argmax(axis=1)
+        votes_NC = x_NW @ self.shares_CW.T * self.num_voters + np.array(offsets)
+        sure_N = chance_to_win(votes_NC, label_N, noise_stddev_votes=self.stddev_votes) >= _SURE
+        return [label if sure else None for label, sure in zip(label_N.tolist(), sure_N.tolist(), strict=True)]
+
+
+def offsets_of(chances_MC: FloatArray, shares_MC: FloatArray, *, stddev: float) -> FloatArray:
+    """Return numbers o_c (C,), the first of them 0, so that the class with the largest noisy share + o_c is the label
+    as often as possible, for records with these probabilities of labels and shares of votes.
+
+    ``stddev`` is the standard deviation of the noise on each share. They are the intercepts, over the scale, of a
+    logistic regression of labels on noisy shares. All numbers given are public, and the noise is simulated with a fixed
+    seed, so that the same numbers give the same offsets.
+    """
+    num_records, num_classes = shares_MC.shape
+    copies = max(1, _NOISY_RECORDS // num_records)
+    simulated = np.random.default_rng(0).standard_normal((copies, num_records, num_classes))
+    noisy_NC = (shares_MC + stddev * simulated).reshape(-1, num_classes)
+    unit, chances_NC = float(noisy_NC.std()) or 1.0, np.tile(chances_MC, (copies, 1))
+
+    def loss(parameters: FloatArray) -> tuple[float, FloatArray]:
+        log_p_NC = log_softmax(parameters[0] * noisy_NC / unit + np.append(0.0, parameters[1:]), axis=1)
+        slope_NC = np.exp(log_p_NC) - chances_NC
+        gradient = np.append((slope_NC * noisy_NC).sum() / unit, slope_NC.sum(axis=0)[1:])
+        return float(-(chances_NC * log_p_NC).sum() / len(noisy_NC)), gradient / len(noisy_NC)
+
+    # Scales below this one say that the shares say nothing: then one class has all answers, by any large offset.
+    bounds = [(0.01, None), *[(-20.0, 20.0)] * (num_classes - 1)]
+    start = np.append(1.0, np.zeros(num_classes - 1))
+    found = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    return np.append(0.0, found[1:] / found[0] * unit)

@@ -67,7 +67,7 @@ from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.files import arrays_digest
 from fairpate.methods.base import ExpectedVotes, Method, NoisySum, Stream, Trained, Training
 from fairpate.methods.learning import fit_student, passing, public_records
-from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, multiplier_within, table_event
+from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, multiplier_within, table_event
 from fairpate.methods.record_votes import rule_network, with_noise
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant
@@ -160,8 +160,10 @@ def require_released(run: RunDirectory, queries: Split, ledger: LedgerState) -> 
     outcomes as the run's statement mentions."""
     _, lost = missing_labels(run, queries, ledger.outcome_of.get)
     stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
-    if lost or len(ledger.outcome_of) < stated:
-        lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
+    # Without those that were decided without votes, which the statement does not count.
+    held = len(ledger.outcome_of) - len(ledger.free)
+    if lost or held < stated:
+        lacks = f"{lost} labels" if lost else f"{stated - held} of {stated} queries"
         raise RunDirectoryError(
             f"{ledger.name}: this ledger lacks {lacks} that the run has released. Restore all files of the "
             "ledger, and the public records of the data set, from one copy; or start a new run folder."
@@ -469,14 +471,18 @@ class Labels(Trained):
     @property
     def noisy_counts(self) -> NoisyCounts:
         """The released counts, for the rule that is fitted to all of them."""
-        counts_QC = self.labelled.counts
-        assert counts_QC is not None
-        return NoisyCounts(
-            counts_QC=counts_QC,
-            record_ids=self.labelled.record_ids,
-            num_voters=self.num_voters,
-            noise_stddev_votes=self.noise_stddev_votes,
-        )
+        return noisy_counts_of(self.labelled, self.noise_stddev_votes, self.num_voters)
+
+
+def noisy_counts_of(labelled: LabelledSet, noise_stddev_votes: float, num_voters: int) -> NoisyCounts:
+    """Return the counts that were released with the labels ``labelled``."""
+    assert labelled.counts is not None
+    return NoisyCounts(
+        counts_QC=labelled.counts,
+        record_ids=labelled.record_ids,
+        num_voters=num_voters,
+        noise_stddev_votes=noise_stddev_votes,
+    )
 
 
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
@@ -813,6 +819,11 @@ class VotingMethod(Method):
         """Return the voters of a finished run, to answer further queries of a service; Ray must be running."""
         raise NotImplementedError
 
+    def service_rule(self, dataset: Dataset, run: RunDirectory) -> ServiceRule | None:  # noqa: ARG002 - of counts
+        """Return what the releases of a finished run say about the votes on any record; None if a service names the
+        class with most noisy votes."""
+        return None
+
     def train(self, training: Training) -> Trained:
         """Release labels, train a student on them and return it."""
         return self.learn(training, replace(self.release(training), spending=None))
@@ -996,8 +1007,7 @@ class PateFamily(GnmaxMethod):
         if not (beside := self.beside(dataset)):
             return labels
         counts = labels.noisy_counts
-        # The table is about these counts: of other ones it would be another release, which nobody charged.
-        settings = {"counts": arrays_digest({"counts": counts.counts_QC}), "thresholds": dict(self.thresholds)}
+        settings = self._settings_of_table(counts)
         if run.thresholds.exists():
             released, origin = read_release(run.thresholds)
             require_same_settings(origin, settings, run.thresholds)
@@ -1013,6 +1023,30 @@ class PateFamily(GnmaxMethod):
             origin = Origin(id="", settings=settings, pool="")
             save_release(run.thresholds, Released(arrays={"table_KC": table_KC}, events=beside), origin)
         return replace(labels, table_KC=table_KC)
+
+    def _settings_of_table(self, counts: NoisyCounts) -> dict[str, Any]:
+        # The table is about these counts: of other ones it would be another release, which nobody charged.
+        return {"counts": arrays_digest({"counts": counts.counts_QC}), "thresholds": dict(self.thresholds)}
+
+    def service_rule(self, dataset: Dataset, run: RunDirectory) -> ServiceRule | None:
+        """Return what the two releases of a finished run say about the votes on any record; None without a table."""
+        events = self.beside(dataset)
+        if not events:
+            return None
+        if not run.thresholds.exists():
+            raise RunDirectoryError(
+                f"{run.thresholds}: missing, and a service of this run needs the released table; restore the file from "
+                "a copy."
+            )
+        labelled = context.read_labels(run.labels)
+        noise = float(asdict(self.plan(dataset).mechanism)["noise_stddev_votes"])
+        counts = noisy_counts_of(labelled, noise, self.num_voters)
+        released, origin = read_release(run.thresholds)
+        require_same_settings(origin, self._settings_of_table(counts), run.thresholds)
+        table_KC, changed = released.arrays["table_KC"], self.public_data.self_label or self.public_data.calibration
+        # A student that learned once more, or that another step changed, is not the rule.
+        answers_free = self.publishes_rule and changed is None
+        return counts.service_rule(dataset, events[0], table_KC, self.thresholds, answers_free=answers_free)
 
     def table_by_score(self, dataset: Dataset, counts: NoisyCounts, noisy_sum: NoisySum | None = None) -> IntArray:
         """Read the private records and return their noisy table (K, C) by score and label, for released ``counts``;

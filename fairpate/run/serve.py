@@ -20,7 +20,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -33,12 +33,12 @@ import numpy.typing as npt
 from fastapi import FastAPI
 
 from aggregator import audit, store
-from aggregator.ledger import NO_LIMIT, Ledger, LedgerState, OwnLimit, back_end, noted_at, read_ledger
+from aggregator.ledger import NO_LIMIT, Ledger, LedgerState, Offsets, OwnLimit, back_end, noted_at, read_ledger
 from aggregator.service import auth, server
 from aggregator.service.api import Facts, bodies_for
 from aggregator.service.auth import LiveTokens, TokenStore
 from aggregator.service.server import Backend, Service, ServiceSettings, start_service
-from aggregator.session import AggregatorSession, PublicPool
+from aggregator.session import AggregatorSession, PublicPool, Question
 from aggregator.store import (
     Head,
     Header,
@@ -60,6 +60,7 @@ from fairpate.data.tables import RecordForm, feature_codes, form_of
 from fairpate.files import check_output, give_to_owner
 from fairpate.http_server import HttpServer, Role, ServiceError
 from fairpate.methods import pate
+from fairpate.methods.noisy_counts import ServiceRule
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import LedgerPlace, VotingMethod, place_of
 from fairpate.pages import delta_caution, delta_text
@@ -155,7 +156,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         record_data(run, named, given_from_python=False)
         dataset = as_trained(run, config, named)
     plan = config.plan(dataset)
-    dataset, voters = plan.dataset, config.standing_voters(plan.dataset, run)
+    dataset, rule = plan.dataset, config.service_rule(plan.dataset, run)
+    voters = config.standing_voters(dataset, run)
     terms = plan.terms(voters.ensemble)
 
     place = place_of(run).ledger
@@ -169,7 +171,24 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
         # Never made here: a run whose ledger was deleted must not begin to count from zero.
         ledger = pate.open_ledger(run, terms, plan.queries, create=False, meter=new_meter(), take_over=take_over)
-        return ledger, AggregatorSession(ledger, source=plan.source)
+        try:
+            # Before the first query of a caller; from then on they are terms of the ledger.
+            if (offsets := offsets_for(ledger, rule)) is not None:
+                ledger.fix_offsets(offsets)
+            return ledger, AggregatorSession(ledger, source=plan.source, with_offsets=True)
+        except BaseException:
+            ledger.close()
+            raise
+
+    def public_labels(questions: Sequence[Question]) -> Sequence[int | None]:
+        # A ledger from before there were offsets goes on without them.
+        if rule is None or session.offsets is None or not questions:
+            return [None] * len(questions)
+        import torch
+
+        # The session that was opened first: opened again, a ledger has the same offsets.
+        x = torch.from_numpy(np.stack([question.features for question in questions]))
+        return rule.labels(x, session.offsets.votes)
 
     try:
         public = public_pool(dataset, takes_posted=config.votes_on_anything)
@@ -186,6 +205,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
             found = read_ledger(place, place_of(run).anchor)
             found.require_terms(terms)
             pate.require_released(run, plan.queries, found)
+            offsets_for(found, rule)
             new_meter().check(found)
             bodies_for(public)
             try_vote()
@@ -210,7 +230,24 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         close=voters.close,
         last_backup=lambda: last_backup_s(run),
         facts=facts,
+        public_labels=public_labels,
     )
+
+
+def offsets_for(ledger: LedgerState, rule: ServiceRule | None) -> Offsets | None:
+    """Return the offsets with which a service answers from ``ledger``: those of the ledger if it has some, otherwise
+    those of ``rule``. None without a rule, and for a ledger that callers have queried without offsets.
+
+    LedgerError if the ledger's offsets were computed from other releases than those of ``rule``.
+    """
+    if rule is None or (ledger.offsets is None and ledger.has_callers):
+        return ledger.offsets
+    # Computed again on another machine, an offset may round to the next vote: those of the ledger hold.
+    if ledger.offsets is not None and ledger.offsets.released == rule.released:
+        return ledger.offsets
+    offsets = Offsets(votes=rule.offsets, released=rule.released)
+    ledger.require_offsets(offsets)
+    return offsets
 
 
 def serve_aggregator(

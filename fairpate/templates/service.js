@@ -126,6 +126,12 @@ const labelled = (answer) =>
   answer.status === "answered" ? statement.label_names[answer.label]
     : answer.status === "refused" ? "refused" : "not asked: the budget has no room";
 
+const lead = (answer) =>
+  answer.free ? "no votes used: free"
+    : answer.lead == null ? ""
+      : `${counted(answer.lead, "vote", "votes")}${STANDS_OUT[answer.stands_out] ?? ""}`;
+const STANDS_OUT = { true: ", stands out", false: ", within the noise" };
+
 // Return a word of the glossary as a button that shows its meaning; any other word unchanged.
 function withMeaning(word) {
   const known = [...byId("words").content.children].find((button) => button.textContent === word);
@@ -203,6 +209,7 @@ function showAbout() {
     [`Groups (${about.attribute})`, statement.group_names.join(", ")],
     ["Protected", `one ${statement.unit} (${statement.relation})`],
     ["Mechanism", about.mechanism],
+    ["Lead needed", about.lead],
     ["Fairness gate", about.gate],
     ["Noise", about.is_private ? "" : "Seeded, so anyone can reproduce the replies. Not private."],
     ["You are", `${about.caller.name} (${about.caller.role})`],
@@ -305,7 +312,8 @@ async function showCost() {
     const asked = questions().map(([, query]) => query);
     const told = await ask("v1/estimate", { method: "POST", body: { queries: asked } });
     const before = decimal(told.now.epsilon_submitted), after = decimal(told.afterwards.epsilon_submitted);
-    const stored = told.stored_replies ? ` ${count(told.stored_replies)} stored already: free.` : "";
+    const known = told.without_votes ? ` ${count(told.without_votes)} answered by the released model: free.` : "";
+    const stored = (told.stored_replies ? ` ${count(told.stored_replies)} stored already: free.` : "") + known;
     const cost = told.new_queries
       ? `${queries(told.new_queries)} new: the spent ε goes from ${before} to ${after}, whether answered or refused.`
       : "No new query: free.";
@@ -346,10 +354,10 @@ function remember(found) {
 
 function showAnswers() {
   const shown = answers.slice(-MOST_SHOWN).reverse();
-  const rows = shown.map((answer) => [answer.query, labelled(answer), element("code", {}, answer.key)]);
+  const rows = shown.map((answer) => [answer.query, labelled(answer), lead(answer), element("code", {}, answer.key)]);
   const rest = `The last ${count(MOST_SHOWN)} of ${count(answers.length)}; a download has all.`;
   byId("answers").replaceChildren(
-    ...(rows.length ? [table(["Asked", "Answer", "Key"], rows)] : []),
+    ...(rows.length ? [table(["Asked", "Answer", "Lead", "Key"], rows)] : []),
     ...(answers.length > shown.length ? [element("p", { class: "note" }, rest)] : []));
   byId("downloads").hidden = !answers.some((answer) => answer.status !== "over_budget");
   if (!rows.length) say("told", "No query was asked in this tab yet.");

@@ -225,9 +225,8 @@ def test_what_a_ledger_releases_is_fixed_when_it_is_made(tmp_path: Path) -> None
         Ledger(path, TERMS)
 
 
-def test_the_service_tells_the_label_alone(tmp_path: Path) -> None:
+def test_the_service_tells_the_label_and_its_lead(tmp_path: Path) -> None:
     answered = Outcome(verdict="answer", label=2, counts=(1, 2, 30, 4))
-    assert reply_json("key", answered) == {"key": "key", "status": "answered", "label": 2}
     pool = PublicPool(
         features=np.zeros((1, 2), dtype=np.float32),
         groups_N=np.zeros(1, dtype=np.int64),
@@ -238,3 +237,7 @@ def test_the_service_tells_the_label_alone(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite", TERMS) as ledger:
         books = Books(ledger=ledger, session=AggregatorSession(ledger, source=SeededSource(0)))
         assert statement_json(pool, books.snapshot())["mechanism"] == {"name": "confident_counts", **PARAMETERS}
+        told = {"key": "key", "status": "answered", "label": 2, "free": False, "lead": 26, "stands_out": True}
+        assert reply_json("key", answered, books) == told
+        refused = {"status": "refused", "label": None, "lead": None, "stands_out": None}
+        assert reply_json("key", Outcome(verdict="fairness"), books) == told | refused

@@ -1,5 +1,6 @@
 """A rule from noisy counts: what it converges to, whose records its table depends on, and what both releases cost."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,13 +8,24 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
+from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured
-from fairpate.methods.noisy_counts import Bins, fitted_rule, multiplier_within, table_event
+from fairpate.methods.noisy_counts import (
+    Bins,
+    NoisyCounts,
+    ServiceRule,
+    ThresholdsConfig,
+    fitted_rule,
+    multiplier_within,
+    offsets_of,
+    table_event,
+)
 from fairpate.methods.pate import VotingMethod
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import VoteSums
+from fairpate.types import IntArray
 
 BALLOT = WeightedBallot(embedding=None)
 DRAWS = np.random.default_rng(0)
@@ -164,3 +176,90 @@ def test_thresholds_that_are_not_released_are_refused(overrides: list[str], caus
     small = {"teachers": {"model": "ridge"}, "aggregator": {"release": "counts"}, "target": {"epsilon": 1.0}}
     with pytest.raises(ConfigError, match=f"thresholds.num_bins: not read because of {cause}"):
         configured(small, [*overrides, "thresholds.num_bins=12"], method="fairpate")
+
+
+@pytest.mark.parametrize("stddev", [0.02, 0.1, 0.3])
+def test_offsets_make_noisy_shares_right_as_often_as_any_offset_does(stddev: float) -> None:
+    """On two classes, of which one is as rare as on tables of people, against every offset of a fine grid."""
+    share_M = np.random.default_rng(3).normal(0.2, 0.06, 4000)
+    shares_MC = np.stack([1 - share_M, share_M], axis=1)
+    right_M = 1 / (1 + np.exp(-(share_M - 0.25) * 60))
+    chances_MC = np.stack([1 - right_M, right_M], axis=1)
+
+    def right(offset: float) -> float:
+        says_one_M = norm.cdf((2 * share_M - 1 + offset) / (math.sqrt(2) * stddev))
+        return float((says_one_M * right_M + (1 - says_one_M) * (1 - right_M)).mean())
+
+    zero, found = offsets_of(chances_MC, shares_MC, stddev=stddev)
+    assert zero == 0
+    best = max(map(right, np.linspace(-1, 2, 3001)))
+    assert best - 0.002 < right(found) <= best
+    if stddev < 0.3:
+        assert right(found) > right(0.0) + 0.02, "without offsets one class has all answers"
+    np.testing.assert_array_equal(offsets_of(chances_MC, shares_MC, stddev=stddev), [zero, found])
+
+
+def test_offsets_of_more_classes_undo_what_their_votes_lack() -> None:
+    generator = np.random.default_rng(4)
+    chances_MC = generator.dirichlet([2.0, 1.0, 0.6, 0.4], size=3000)
+    lacking_C = np.array([0.0, 0.2, -0.1, 0.3])
+    shares_MC = 0.1 * np.log(chances_MC) - lacking_C
+    found_C = offsets_of(chances_MC, shares_MC, stddev=1e-4)
+    np.testing.assert_allclose(found_C, lacking_C, atol=5e-3)
+    assert ((shares_MC + found_C).argmax(axis=1) == chances_MC.argmax(axis=1)).mean() > 0.98
+
+
+def service_rule_of(
+    dataset: Dataset, counts: NoisyCounts, table_KC: IntArray, *, answers_free: bool = True
+) -> ServiceRule:
+    event = table_event("record", noise_multiplier=2.0)
+    return counts.service_rule(dataset, event, table_KC, ThresholdsConfig(), answers_free=answers_free)
+
+
+def test_what_a_service_adds_and_answers_is_a_function_of_released_and_public_values() -> None:
+    dataset = load_data(DataConfig(name="loans", num_public=600, unit="record", embedding=EmbeddingConfig()))
+    generator = np.random.default_rng(5)
+    slope_F = torch.linalg.lstsq(dataset.private.x, (dataset.private.y - 0.5)[:, None]).solution[:, 0]
+
+    def votes_on(x: torch.Tensor) -> np.ndarray:
+        """Few vote for class 1, also where it is the likelier label."""
+        share_N = 0.3 + 0.2 * (x @ slope_F).numpy()
+        return 3000 * np.stack([1 - share_N, share_N], axis=1)
+
+    exact_QC = np.rint(votes_on(dataset.public.x)).astype(np.int64)
+    counts = NoisyCounts(
+        counts_QC=exact_QC + np.rint(generator.normal(0, 60, exact_QC.shape)).astype(np.int64),
+        record_ids=dataset.public.record_id,
+        num_voters=3000,
+        noise_stddev_votes=60.0,
+    )
+    table_KC = counts.table(dataset, table_event("record", noise_multiplier=2.0), ThresholdsConfig(), lambda t, **_: t)
+    rule = service_rule_of(dataset, counts, table_KC)
+    assert rule.offsets[0] == 0 != rule.offsets[1]
+    # Other private records, labels, or none at all: the same offsets and labels, bit for bit.
+    private = dataset.private
+    for other in (
+        private.take(list(range(50))),
+        dataclasses.replace(private, y=1 - private.y, x=private.x.flip(0) * 3),
+    ):
+        again = service_rule_of(dataclasses.replace(dataset, private=other), counts, table_KC)
+        assert (again.offsets, again.released) == (rule.offsets, rule.released)
+        assert again.labels(dataset.test.x, rule.offsets) == rule.labels(dataset.test.x, rule.offsets)
+    other_KC = table_KC + np.eye(len(table_KC), 2, dtype=np.int64)
+    assert service_rule_of(dataset, counts, other_KC).released != rule.released
+    # A record's label does not depend on those that are asked with it.
+    labels = rule.labels(dataset.test.x, rule.offsets)
+    assert [rule.labels(row[None], rule.offsets)[0] for row in dataset.test.x[:50]] == labels[:50]
+    assert service_rule_of(dataset, counts, table_KC, answers_free=False).labels(dataset.test.x, rule.offsets) == [
+        None
+    ] * len(dataset.test)
+    # Where it answers, a query would have named the same label 19 times in 20, and some records are left to votes.
+    known_N = np.array([label is not None for label in labels])
+    assert 0.1 < known_N.mean() < 0.98
+    votes_NC = votes_on(dataset.test.x)
+    agrees = [
+        (votes_NC + generator.normal(0, 60, votes_NC.shape) + rule.offsets).argmax(axis=1)[known_N]
+        == np.array(labels)[known_N].astype(np.int64)
+        for _ in range(20)
+    ]
+    assert np.mean(agrees) > 0.95
