@@ -16,12 +16,13 @@ Any attacker may be used: a low bound proves nothing, a bound above the claimed 
 
 **The noise that is seen.** A caller that draws a release and knows its exact numbers sees the noise itself. Its mean
 square, or how often an answer differs from the exact one, shows missing noise with far fewer draws than guesses need
-(:class:`NoiseSeen`).
+(:class:`NoiseSeen`). Noise may have the right mean square and hide nothing: if it is drawn once and used twice, is
+missing at one place, or has no large or no odd values. :func:`noise_tests` looks at that (:class:`NoiseTest`).
 
 **Power** is computed from the claim and the number of canaries alone (:meth:`IdealAttack.power`,
 :meth:`NoiseSeen.power`), never from what the code under test released.
 
-Shapes: M canaries.
+Shapes: M canaries, R draws of one release, P places (numbers) of it.
 """
 
 from __future__ import annotations
@@ -35,12 +36,22 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from fairpate.privacy.discrete_gaussian import log_masses
+from fairpate.types import FloatArray
+
 _LARGEST_EPSILON = 1e3
 _TOLERANCE = 1e-6
 _LARGEST_MU, _LARGEST_T = 100.0, 1e4
 _LEAST_MISSING = 0.01
 LESS_NOISE = 2 / 3
 """The share of the noise that an audit with power finds, and the inverse of the factor on a unit's contribution."""
+
+
+_ALIKE_PLACES = 400  # of one release, which are compared with one another; all are looked at by themselves
+_FAR = (0.25, 2.0, 3.0)
+"""Distances from 0, in standard deviations, beyond which noise is counted: one for each way to lose its shape."""
+_FINE = 10.0  # wider discrete noise is Gaussian up to less than its rounding
+_COARSE = 64  # numbers, of which some are odd but with a probability of 2^-64
 
 
 def _quantile(confidence: float) -> float:
@@ -340,6 +351,178 @@ class NoiseSeen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoiseTest:
+    """A test of how noise is drawn, of which :class:`NoiseSeen` tests how much there is.
+
+    ``what`` names the test. ``value`` is what was seen, at the worst place or of the worst pair of places. ``p_value``
+    bounds the probability that any of them is as bad in a correct release.
+
+    - "place": the root mean square of one number's noise, over all draws.
+    - "shift": the mean of one number's noise over all draws, in standard deviations of such a mean. It is far from 0 if
+      all draws have the same noise.
+    - "shape": the share of numbers whose noise is far from 0, over the share that should be.
+    - "pair": the share of draws in which the noise of two numbers has the same sign, or the opposite one.
+    - "draws": the same of two draws and all their numbers.
+    - "distance": the same of all pairs of numbers at one distance, or at one place of two releases, over all draws.
+    - "grid": a whole number above 1 that divides the noise of all numbers.
+    - "samples": the variance of how often a canary is sampled, over that of Poisson samples.
+    - "weights": the largest difference between how weights moved and what was released, in standard deviations of the
+      noise.
+    """
+
+    what: str
+    value: float
+    p_value: float
+
+    def is_off(self, confidence: float) -> bool:
+        """Return whether a correct release would show this with a probability below 1 - ``confidence``."""
+        return self.p_value < 1 - confidence
+
+
+def normal_scores(noise: npt.ArrayLike, stddev: float, *, laplace: bool = False) -> FloatArray:
+    """Return a standard normal variable for every number of ``noise``, if it has the claimed distribution: Gaussian,
+    discrete Gaussian for whole numbers, or Laplace of standard deviation ``stddev``. Less noise gives smaller ones.
+
+    Whole numbers are spread over the unit interval around them, at random.
+    """
+    values = np.asarray(noise)
+    if laplace:
+        far = np.abs(values) * (math.sqrt(2) / stddev)
+        return -np.sign(values) * scipy.special.ndtri(np.exp(-far) / 2)
+    if not np.issubdtype(values.dtype, np.integer):
+        return values / stddev
+    spread = np.random.default_rng().random(values.shape)
+    if stddev > _FINE:
+        return (values + spread - 0.5) / stddev
+    at_V, log_mass_V = log_masses(stddev)
+    below_V = np.concatenate([[0.0], np.cumsum(np.exp(log_mass_V))])
+    index = np.clip(values - at_V[0], 0, len(at_V) - 1)
+    return scipy.special.ndtri(np.clip(below_V[index] + spread * np.diff(below_V)[index], 1e-300, 1 - 1e-16))
+
+
+def answer_scores(said: npt.ArrayLike, chance: npt.ArrayLike) -> FloatArray:
+    """Return a standard normal variable for every yes or no of ``said``, if each is yes with probability ``chance``: a
+    random number from the upper part of the distribution for yes, from the lower part for no."""
+    yes, chance_ = np.asarray(said, dtype=bool), np.asarray(chance, dtype=np.float64)
+    spread = np.random.default_rng().random(yes.shape)
+    return -scipy.special.ndtri(np.clip(np.where(yes, spread * chance_, chance_ + spread * (1 - chance_)), 1e-16, 1))
+
+
+def noise_tests(scores: Sequence[FloatArray]) -> list[tuple[NoiseTest, ...]]:
+    """Test how noise is drawn. ``scores`` has for each release of a method the normal scores of its noise (R, P), NaN
+    where none was seen; rows of equal number belong to the same draw of all releases. Return the tests of each.
+
+    Signs alone decide whether two numbers share their noise, whatever its scale and distribution.
+    """
+    signs: list[FloatArray] = []
+    for score_RP in scores:
+        places = score_RP.shape[1]
+        # In their order, and the same places of all releases of one form.
+        kept = np.sort(np.random.default_rng(places).permutation(places)[:_ALIKE_PLACES])
+        signs.append(np.sign(np.nan_to_num(score_RP[:, kept])).astype(np.float32))
+    return [
+        () if not score_RP.size else (*_by_place(score_RP), _shape(score_RP), *_alike(signs, number))
+        for number, score_RP in enumerate(scores)
+    ]
+
+
+def _by_place(score_RP: FloatArray) -> tuple[NoiseTest, NoiseTest]:
+    """Return the tests of each number's noise by itself, over all draws."""
+    count_P = (~np.isnan(score_RP)).sum(axis=0)
+    score_RP, count_P = score_RP[:, count_P > 0], count_P[count_P > 0]
+    if not len(count_P):
+        return tuple(NoiseTest(what=what, value=1.0, p_value=1.0) for what in ("place", "shift"))  # type: ignore[return-value]
+    squares_P = np.nansum(score_RP**2, axis=0)
+    # At most so many squares, if the noise is as claimed.
+    chance_P = scipy.special.chdtr(count_P, squares_P)
+    least = int(chance_P.argmin())
+    mean_P = np.nansum(score_RP, axis=0) / np.sqrt(count_P)
+    most = int(np.abs(mean_P).argmax())
+    return (
+        NoiseTest(
+            what="place",
+            value=math.sqrt(squares_P[least] / count_P[least]),
+            p_value=min(1.0, len(count_P) * float(chance_P[least])),
+        ),
+        NoiseTest(
+            what="shift",
+            value=float(mean_P[most]),
+            p_value=min(1.0, len(count_P) * 2 * float(scipy.special.ndtr(-abs(mean_P[most])))),
+        ),
+    )
+
+
+def _shape(score_RP: FloatArray) -> NoiseTest:
+    """Return the test whether enough numbers are far from 0."""
+    far = np.abs(score_RP[~np.isnan(score_RP)])
+    found = []
+    for distance in _FAR:
+        share, num = 2 * float(scipy.special.ndtr(-distance)), int((far > distance).sum())
+        found.append((float(scipy.special.bdtr(num, len(far), share)), num / max(len(far) * share, 1e-300)))
+    least, value = min(found)
+    return NoiseTest(what="shape", value=value, p_value=min(1.0, len(_FAR) * least))
+
+
+def _alike(signs: Sequence[FloatArray], number: int) -> tuple[NoiseTest, NoiseTest, NoiseTest]:
+    """Return the tests whether the noise of two numbers, of two draws, or of all numbers at a distance goes
+    together."""
+
+    def worst(agree: FloatArray, count: FloatArray, what: str) -> NoiseTest:
+        pairs = int((count > 0.5).sum())
+        if not pairs:
+            return NoiseTest(what=what, value=0.5, p_value=1.0)
+        place = int((agree**2 / np.maximum(count, 0.5)).argmax())
+        most, num = abs(float(agree.flat[place])), round(float(count.flat[place]))
+        same = round((num + most) / 2)
+        chance = 2 * float(scipy.special.bdtrc(same - 1, num, 0.5)) if same else 1.0
+        return NoiseTest(what=what, value=same / max(num, 1), p_value=min(1.0, pairs * chance))
+
+    own_RP = signs[number]
+    # With itself only pairs of different numbers, and every pair of releases once.
+    before = [each[: len(own_RP)] for each in signs[:number] if len(each) >= len(own_RP)]
+    all_RP, size = np.concatenate([*before, own_RP], axis=1), own_RP.shape[1]
+    agree, count = own_RP.T @ all_RP, np.abs(own_RP).T @ np.abs(all_RP)
+    for each in (agree, count):
+        each[:, -size:][np.tri(size, dtype=bool)] = 0
+    of_draws, of_numbers = own_RP @ own_RP.T, np.abs(own_RP) @ np.abs(own_RP).T
+    for each in (of_draws, of_numbers):
+        each[np.tri(len(own_RP), dtype=bool)] = 0
+    # All pairs of numbers at one distance: no circle of pairs is among them, so that their signs are independent.
+    products = [each * own_RP for each in before if each.shape == own_RP.shape]
+    sums = np.hstack([_at_distances(own_RP), *(each.sum() for each in products)])
+    counts = np.hstack([_at_distances(np.abs(own_RP)), *(np.abs(each).sum() for each in products)])
+    return worst(agree, count, "pair"), worst(of_draws, of_numbers, "draws"), worst(sums, counts, "distance")
+
+
+def _at_distances(values_RP: FloatArray) -> FloatArray:
+    """Return the sum of the products of all numbers of a draw that are 1, 2, ... places apart, over all draws."""
+    size = values_RP.shape[1]
+    spectrum = np.abs(np.fft.rfft(values_RP, 2 * size, axis=1)) ** 2
+    found: FloatArray = np.rint(np.fft.irfft(spectrum.sum(axis=0), 2 * size))[1:size]
+    return found
+
+
+def grid_test(divisor: int, num: int) -> NoiseTest:
+    """Return the test whether whole-number noise is coarse: ``divisor`` divides that of all ``num`` numbers, so that
+    what is left of a released number is exact."""
+    return NoiseTest(what="grid", value=float(divisor), p_value=0.0 if divisor != 1 and num >= _COARSE else 1.0)
+
+
+def spread_of_samples(counts: npt.ArrayLike, *, num_steps: int, rate: float) -> NoiseTest:
+    """Return the test whether samples are Poisson samples: how often each canary was in one, of ``num_steps`` at
+    ``rate``. Batches of a partition hold everybody equally often; one batch that is used again, some in every step."""
+    seen = np.asarray(counts, dtype=np.float64)
+    mean, variance = num_steps * rate, num_steps * rate * (1 - rate)
+    if not len(seen) or variance <= 0:
+        return NoiseTest(what="samples", value=1.0, p_value=1.0)
+    # Squares of a binomial variable have the variance 2 v^2 + v (1 - 6 q (1 - q)).
+    degrees = 2 * len(seen) / (2 + max(0.0, 1 - 6 * rate * (1 - rate)) / variance)
+    value = float(((seen - mean) ** 2).mean() / variance)
+    tails = scipy.special.chdtr(degrees, degrees * value), scipy.special.chdtrc(degrees, degrees * value)
+    return NoiseTest(what="samples", value=value, p_value=min(1.0, 2 * float(min(tails))))
+
+
+@dataclass(frozen=True, kw_only=True)
 class IdealAttack:
     """The strongest possible attack on a release of a given epsilon, to predict what an audit can prove.
 
@@ -364,12 +547,15 @@ class IdealAttack:
         included, left_out = float(ndtr(mu - threshold)), float(ndtr(-threshold))
         return included / (included + left_out)
 
-    def power(self, claimed: IdealAttack, *, num_canaries: int, delta: float, confidence: float) -> float:
+    def power(
+        self, claimed: IdealAttack, *, num_canaries: int, delta: float, confidence: float, is_gaussian: bool = True
+    ) -> float:
         """Return the probability that this attack, with ``num_canaries``, proves more than an attack on a correct
-        release could: a shift above that of ``claimed`` or, without Gaussian scores, an epsilon above its epsilon."""
+        release could: a shift above that of ``claimed`` or, where scores are not taken for Gaussian, an epsilon above
+        its epsilon."""
         if num_canaries < 4:
             return 0.0
-        if self.mu is None or claimed.mu is None:
+        if not is_gaussian or self.mu is None or claimed.mu is None:
             planned = self.guesses(num_canaries=num_canaries, delta=delta)
             count, right = planned.num_guesses, planned.num_correct / max(planned.num_guesses, 1)
             low, high = 0, count + 1

@@ -35,6 +35,7 @@ from fairpate.privacy.audit import (
     Guesses,
     IdealAttack,
     NoiseSeen,
+    NoiseTest,
     Separation,
     epsilon_lower_bound,
     gaussian_epsilon,
@@ -690,8 +691,8 @@ class SingleRelease:
     - ``attack``: the audit's attack, as it would be on correct code; None if the release is not attacked by itself.
     - ``found``, ``control``: the results of this attack, and of the attack on releases with half of this noise.
     - ``control_claim``: the strongest attack on what is claimed of the control.
-    - ``noise``: the noise that was seen, in several kinds of draws.
-    - ``reach``: the most that one canary added without noise, over its bound; None if this was not seen.
+    - ``noise``: how much noise was seen, in several kinds of draws; ``tests``: how it was drawn.
+    - ``reach``: the most that one unit added without noise, over its bound; None if this was not seen.
     """
 
     name: str
@@ -701,6 +702,7 @@ class SingleRelease:
     control: AttackResult | None = None
     control_claim: IdealAttack | None = None
     noise: tuple[NoiseSeen, ...] = ()
+    tests: tuple[NoiseTest, ...] = ()
     reach: float | None = None
 
     @property
@@ -708,7 +710,7 @@ class SingleRelease:
         """The number of tests of this release by itself, among which an audit divides its level."""
         bounds = 0 if self.found is None else self.found.num_bounds
         has_plan = self.control is not None and self.control.separation is not None
-        return bounds + len(self.noise) + has_plan
+        return bounds + len(self.noise) + len(self.tests) + has_plan
 
     @property
     def claim_words(self) -> str:
@@ -751,6 +753,27 @@ class SingleRelease:
                     "samples": f"its samples leave a unit out of {value} of the steps, and {expected} are stated.",
                 }
                 found.append(f"{self.name}: {what[seen.what]}")
+        for test in self.tests:
+            if test.is_off(confidence):
+                value, share = f"{test.value:.2f}", percent(test.value)
+                how = {
+                    "place": f"at one place its noise is {share} of what is stated.",
+                    "shift": f"at one place the mean of its noise is {value} standard deviations from 0, as if it were "
+                    "drawn once for all releases, or known.",
+                    "shape": f"only {share} of the numbers that should be have noise this far from 0.",
+                    "pair": f"two of its numbers, or one of it and one of another release, have the same noise: their "
+                    f"signs go together in {share} of draws.",
+                    "draws": f"two draws have the same noise: the signs of {share} of their numbers go together.",
+                    "distance": f"its numbers do not have noise of their own: the signs of {share} of those at one "
+                    "distance, or of those of two releases, go together.",
+                    "grid": f"all of its noise is divisible by {test.value:.0f}, so that the rest of a released number "
+                    "is exact.",
+                    "samples": f"its samples are no Poisson samples: how often a unit is sampled varies {value} times "
+                    "as much as stated.",
+                    "weights": f"the weights move by something else than what is released: {value} standard deviations "
+                    "of the noise apart.",
+                }
+                found.append(f"{self.name}: {how[test.what]}")
         if self.reach is not None and self.reach > 1 + _ROUNDING:
             found.append(f"{self.name}: one unit adds {self.reach:.2f} times what its bound allows.")
         limit = None if self.control_claim is None else self.control_claim.mu
@@ -771,7 +794,7 @@ class SingleRelease:
         # Where only answers are seen, votes that count twice are as half the noise.
         twice = max([twice, *(seen.power(confidence) for seen in self.noise if seen.what == "answers")])
         # A unit may also count twice by being sampled twice as often.
-        twice = min([twice, *(seen.power(confidence) for seen in self.noise if seen.what == "samples" and seen.num)])
+        twice = min([twice, *(seen.power(confidence) for seen in self.noise if seen.what == "samples")])
         if self.attack is None or self.found is None:
             return less, twice
         mu = self.attack.mu
@@ -784,7 +807,10 @@ class SingleRelease:
         def power(factor: float) -> float:
             stronger = IdealAttack(epsilon=factor * self.attack.epsilon, mu=None if mu is None else factor * mu)  # type: ignore[union-attr]
             count = self.found.guesses.num_canaries  # type: ignore[union-attr]
-            return stronger.power(self.claim, num_canaries=count, delta=delta, confidence=confidence)
+            # Without a test of the shift, guesses alone decide.
+            is_gaussian = self.found.separation is not None  # type: ignore[union-attr]
+            options: dict[str, Any] = {"num_canaries": count, "delta": delta, "confidence": confidence}
+            return stronger.power(self.claim, is_gaussian=is_gaussian, **options)
 
         return max(less, power(1 / LESS_NOISE)), max(twice, power(2.0))
 

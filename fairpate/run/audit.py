@@ -17,10 +17,12 @@ add, and reads what a run publishes. Guesses about the coins give lower bounds o
   published model raised the odds of the canary's label, which is weak.
 
 **Every release by itself.** A method may make several releases under noises of their own: a fault in one of them may
-drown in the sum of all. Therefore each is attacked by itself, against what the statement claims of it alone, and the
-audit looks at the noise that it really has, and at the most that one canary adds without noise. The joint attack adds
-likelihood ratios that are scaled by the noise that is seen, not by the noise that is claimed. All tests together hold
-the stated confidence: each gets an equal part of the level.
+drown in the sum of all. Therefore each is attacked by itself, against what the statement claims of it alone. The audit
+looks at how much noise it really has, at how this noise is drawn (on every number, fresh, in its own shape), and at the
+most that one unit of any kind adds without noise. Releases of a training step beside its gradients (histograms, sizes,
+matrices, shares) are attacked in one step on all records. The joint attack adds likelihood ratios that are scaled by
+the noise that is seen, not by the noise that is claimed. All tests together hold the stated confidence: each gets an
+equal part of the level.
 
 **Power.** What would have been found follows from the claims and from the number of draws, never from what the code
 under test released. The control repeats the attack under half the noise: drawn by the audit itself on exact numbers
@@ -39,7 +41,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +51,7 @@ from torch import Tensor
 
 from aggregator.session import mechanism_within
 from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig, values_digest
-from fairpate.data import Dataset, entry_for
+from fairpate.data import Dataset
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding, embedded
 from fairpate.fairness.gate import DemographicParityGate
@@ -78,10 +80,16 @@ from fairpate.privacy.audit import (
     LESS_NOISE,
     IdealAttack,
     NoiseSeen,
+    NoiseTest,
+    answer_scores,
     gaussian_epsilon,
     gaussian_mu,
+    grid_test,
     guess,
+    noise_tests,
+    normal_scores,
     separate,
+    spread_of_samples,
 )
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, log_masses
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, PredictionTables, event_from, event_json
@@ -94,7 +102,7 @@ from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter, duration
-from fairpate.types import FloatArray, GateRule, IntArray, PrivacyStatement, UsageError, UserError, heard_by, strict
+from fairpate.types import FloatArray, GateRule, IntArray, PrivacyStatement, UsageError, heard_by, strict
 from student.student import load_student
 from teachers.ensemble import BlockPool
 
@@ -106,11 +114,13 @@ CANARIES = 20_000  # default number of coin flips of one audit, spread over as m
 _LOUD = 20.0  # a canary's feature: far beyond every radius and clipping bound
 _COPIES = 3  # records of a canary, where persons are protected
 _MOST_POOL, _MOST_EACH, _MOST_OF_EIGENVALUE = 1000, 256, 128
-_RECORDS_UNKNOWN = 1000
+_OTHERS, _FEW_OTHERS = 1000, 100  # made-up records of a shadow release; fewer where they add next to nothing
 _MOST_CANARIES = 2**24
 _FINE = 10.0  # votes; the moments of wider discrete noise are those of a Gaussian
 _FAR = 50.0  # of a logarithm of odds
 _MOST_NUMBERS = 4096  # of a parameter, whose noise is looked at
+_MOST_DRAWS, _MOST_PLACES = 1024, 1024  # steps and numbers of a step, whose noise is looked at one by one
+_STILL = 0.05  # standard deviations of the noise, within which weights move as released
 _MANY = 100  # steps or queries, whose sum is nearly normal
 _LEAST_SPREAD = 1e-4  # of a squared gain: a release without noise must not make all others count for nothing
 _ROUNDED = 1.001  # the events add a margin for rounded numbers
@@ -122,28 +132,47 @@ class AuditError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """The noise of one release, in one draw or in several: ``scores_RP`` are its normal scores
+    (:func:`fairpate.privacy.audit.normal_scores`), NaN where none was seen; ``divisor`` divides all of it, None if it
+    is not of whole numbers."""
+
+    scores_RP: FloatArray
+    divisor: int | None = None
+
+    @classmethod
+    def of(cls, noise: Numbers, stddev: float) -> Self:
+        """Return one draw, of whole numbers with this claimed noise."""
+        whole = np.asarray(noise, np.int64).ravel()
+        return cls(scores_RP=normal_scores(whole, stddev)[None], divisor=int(np.gcd.reduce(whole)) if whole.size else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Seen:
     """What an attacker sees of the ``S`` releases of one shadow release.
 
     ``scores_SM``: the score of every canary in each release, in standard deviations of the claimed noise; NaN for a
     canary that does not enter this release, and no rows for releases that are not attacked. ``gains_SM``: how much the
     score of an included canary is raised on average. ``noise``: for each release, the noise that was seen, in draws of
-    several kinds.
+    several kinds; ``draws``: the same noise number by number.
     """
 
     scores_SM: FloatArray
     gains_SM: FloatArray
     noise: tuple[tuple[NoiseSeen, ...], ...]
+    draws: tuple[Drawn, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
     """A noisy release of a method with what the statement claims of it alone; ``is_attacked``: scores of
-    :class:`Seen` have a row for it. ``reach``: the most that a canary added without noise, over its bound."""
+    :class:`Seen` have a row for it. ``is_joint``: this row counts in the attack on all releases together. ``reach``:
+    the most that a unit added without noise, over its bound."""
 
     name: str
     claim: IdealAttack
     is_attacked: bool = True
+    is_joint: bool = True
     reach: float | None = None
 
 
@@ -155,7 +184,8 @@ class Shadows:
     draws one shadow release with those canaries whose coins (M,) are true, and returns what the attacker sees.
     ``events``: the accountant's privacy events of one release. ``releases``: its parts with noises of their own.
     ``is_gaussian``: the scores are normally distributed, or sums of many terms. ``is_pure``: the noise of the releases
-    is Laplace. ``control_noise``: the share of the noise, 1 for the run itself.
+    is Laplace. ``control_noise``: the share of the noise, 1 for the run itself. ``tests``: more tests by release, of
+    all that was played.
     """
 
     attack: str
@@ -166,6 +196,7 @@ class Shadows:
     is_gaussian: bool = False
     is_pure: bool = False
     control_noise: float = 1.0
+    tests: Callable[[], Mapping[str, tuple[NoiseTest, ...]]] = dict
 
 
 def audit_run(
@@ -277,9 +308,10 @@ def _attacked(
         )
     # One release of each kind that nobody looks at, to say how long all take.
     started = time.perf_counter()
-    for of in (shadows, control):
-        of.play(np.zeros(of.num_canaries, np.bool_))
+    of_nobody = [of.play(np.zeros(of.num_canaries, np.bool_)) for of in (shadows, control)][:1]
     each_s = time.perf_counter() - started
+    # Of the same records once more: their noise must be another.
+    of_nobody.append(shadows.play(np.zeros(shadows.num_canaries, np.bool_)))
     fitting = max(2, int(60 * minutes / max(each_s, 1e-9)))
     if fitting < num_releases:
         reporter.note(
@@ -296,7 +328,7 @@ def _attacked(
     planned = at_best(ideal, total)
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 
-    def drawn(of: Shadows, name: str) -> _Drawn:
+    def drawn(of: Shadows, name: str) -> _Played:
         # The theorem needs fair coins that the attacker cannot predict.
         coins_RM = np.random.default_rng().random((num_releases, of.num_canaries)) < 0.5
         seen: list[Seen] = []
@@ -315,44 +347,54 @@ def _attacked(
             tuple(NoiseSeen.pooled(kind) for kind in zip(*of_release, strict=True))
             for of_release in zip(*(each.noise for each in seen), strict=True)
         )
-        return _Drawn(coins_RM=coins_RM, scores_RSM=scores_RSM, gains_S=gains_S, noise=noise)
+        return _Played(coins_RM=coins_RM, scores_RSM=scores_RSM, gains_S=gains_S, noise=noise, seen=seen)
 
-    def outcome(scores_N: FloatArray, coins_N: Coins, plan: AttackResult) -> AttackResult:
+    def outcome(scores_N: FloatArray, coins_N: Coins, plan: AttackResult, *, is_gaussian: bool) -> AttackResult:
         kept_N = ~np.isnan(scores_N)
         scores_N, coins_N = scores_N[kept_N], coins_N[kept_N]
         # Fixed before any score was seen: a number that is chosen by the scores would invalidate the bound.
         each = plan.guesses.num_guesses // 2
         return AttackResult(
             guesses=guess(scores_N, coins_N, num_guessed_in=each, num_guessed_out=each),
-            separation=separate(scores_N, coins_N) if shadows.is_gaussian else None,
+            separation=separate(scores_N, coins_N) if is_gaussian else None,
         )
 
+    is_joint_S = [release.is_joint for release in shadows.releases if release.is_attacked]
     both = {name: drawn(of, name) for name, of in (("audit", shadows), ("control", control))}
-    joint = {name: outcome(each.joint_N(), each.coins_RM.ravel(), planned) for name, each in both.items()}
+    joint = {
+        name: outcome(each.joint_N(is_joint_S), each.coins_RM.ravel(), planned, is_gaussian=shadows.is_gaussian)
+        for name, each in both.items()
+    }
+    tests = _tests_of([*of_nobody, *both["audit"].seen], shadows)
     singles, row = [], 0
     for number, release in enumerate(shadows.releases):
-        noise = both["audit"].noise[number]
+        looked_at = SingleRelease(
+            name=release.name,
+            claim=release.claim,
+            noise=both["audit"].noise[number],
+            tests=tests[number],
+            reach=release.reach,
+        )
         if not release.is_attacked:
-            singles.append(SingleRelease(name=release.name, claim=release.claim, noise=noise, reach=release.reach))
+            singles.append(looked_at)
             continue
         results, count = [], 0
         for each in both.values():
             scores_RM = each.scores_RSM[:, row]
             count = int((~np.isnan(scores_RM)).sum())
             plan = at_best(release.claim, count)
-            results.append(outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan))
+            # Laplace noise has no shift in standard deviations.
+            is_gaussian = release.claim.mu is not None and (shadows.is_gaussian or not release.is_joint)
+            results.append(outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan, is_gaussian=is_gaussian))
         # What the code under test shows of a gain counts up to what is claimed: a fault must not raise the power.
         planned_mu = None if release.claim.mu is None else min(float(both["audit"].gains_S[row]), release.claim.mu)
         singles.append(
-            SingleRelease(
-                name=release.name,
-                claim=release.claim,
+            replace(
+                looked_at,
                 attack=replace(release.claim, mu=planned_mu),
                 found=results[0],
                 control=results[1],
                 control_claim=control.releases[number].claim,
-                noise=noise,
-                reach=release.reach,
             )
         )
         row += 1
@@ -371,18 +413,32 @@ def _attacked(
     )
 
 
+def _tests_of(seen: Sequence[Seen], shadows: Shadows) -> list[tuple[NoiseTest, ...]]:
+    """Return for each release the tests of how its noise is drawn, over all draws that were ``seen``."""
+    draws = list(zip(*(each.draws for each in seen), strict=True))
+    scores = [np.concatenate([each.scores_RP for each in of_release]) for of_release in draws]
+    more, found = shadows.tests(), []
+    for release, of_release, own in zip(shadows.releases, draws, noise_tests(scores), strict=True):
+        divisors = [each.divisor for each in of_release if each.divisor is not None]
+        coarse = [grid_test(math.gcd(*divisors), sum(each.scores_RP.size for each in of_release))] if divisors else []
+        found.append((*own, *coarse, *more.get(release.name, ())))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Drawn:
+class _Played:
     coins_RM: Coins
     scores_RSM: FloatArray
     gains_S: FloatArray
     noise: tuple[tuple[NoiseSeen, ...], ...]
+    seen: list[Seen]
 
-    def joint_N(self) -> FloatArray:
-        """Return the joint score of every canary: the likelihood ratio of all releases, under the noise that is seen in
-        their scores. No coin is read for it."""
+    def joint_N(self, is_joint_S: Sequence[bool]) -> FloatArray:
+        """Return the joint score of every canary: the likelihood ratio of those releases for which ``is_joint_S`` is
+        true, under the noise that is seen in their scores. No coin is read for it."""
         total_RM = np.zeros(self.coins_RM.shape)
-        for row, gain in enumerate(self.gains_S):
+        for row in np.flatnonzero(is_joint_S).tolist():
+            gain = self.gains_S[row]
             scores_RM = self.scores_RSM[:, row]
             # A fair coin adds a quarter of the squared gain to the variance; what is left is noise.
             left = max(float(np.nanvar(scores_RM)) - gain**2 / 4, _LEAST_SPREAD * gain**2)
@@ -503,6 +559,55 @@ def _joined(one: Split, other: Split) -> Split:
     return Split(**joined, record_id=[*one.record_id, *other.record_id], person_id=[*one.person_id, *other.person_id])
 
 
+def _labels_and_groups(facts: DataRecord, count: int) -> tuple[IntArray, IntArray]:
+    """Return labels and groups of ``count`` canaries, so that every label occurs with every group."""
+    of_group, label_M = np.divmod(np.arange(count), len(facts.label_names))
+    return label_M, of_group % len(facts.group_names)
+
+
+def _units(facts: DataRecord, x: Tensor, odd: Sequence[float]) -> list[Split]:
+    """Return units of every kind that a bound must hold for, each by itself: of each label and group with the features
+    of a row of ``x``, and with features that are ``odd`` multiples of them. Persons have one record, several equal
+    ones, or many of all labels and groups."""
+    count, is_person = max(len(facts.label_names) * len(facts.group_names), 2), facts.unit == "person"
+    kinds = _labels_and_groups(facts, count)
+    x = x[torch.arange(count) % len(x)]
+    scaled = [(x[:1] * of).to(x.dtype) for of in odd]
+    others = [_records(each, kinds[0][1:2], kinds[1][1:2], name="odd", unit=facts.unit) for each in scaled]
+    copies = _COPIES if is_person else 1
+    each = _records(x, *kinds, name="unit", unit=facts.unit, copies=copies)
+    found = [each.take(list(range(row * copies, (row + 1) * copies))) for row in range(count)]
+    if is_person:
+        mixed = _records(x.repeat(4, *[1] * (x.ndim - 1)), *(np.tile(kind, 4) for kind in kinds), name="mixed")
+        found += [each.take([0]), replace(mixed, person_id=["mixed"] * len(mixed))]
+    return [*found, *others]
+
+
+def _reach(
+    facts: DataRecord,
+    x: Tensor,
+    exact: Callable[[Split], Mapping[str, Numbers]],
+    *,
+    odd: Sequence[float] = (0.0, 0.01, 1 / _LOUD, math.nan),
+    l1: Sequence[str] = (),
+) -> dict[str, float]:
+    """Return by name the largest L2 norm, or L1 norm for names in ``l1``, of what a unit adds to the ``exact`` numbers
+    of another one, or of several others. ``x`` and its ``odd`` multiples are features of such units: loud ones over
+    their factor lie at the bound. NaN counts as infinite."""
+    kinds, found = len(facts.label_names) * len(facts.group_names), dict[str, float]()
+    # They may add no more in the presence of others than they do alone.
+    crowd = _records(x[: kinds + 3], *_labels_and_groups(facts, len(x[: kinds + 3])), name="crowd", unit=facts.unit)
+    for others in (crowd.take([0]), crowd):
+        without = exact(others)
+        for unit in _units(facts, x, odd):
+            with_it = exact(_joined(others, unit))
+            for name, numbers in with_it.items():
+                moved = numbers.astype(np.float64) - without[name].astype(np.float64)
+                length = float(np.linalg.norm(moved.ravel(), ord=1 if name in l1 else 2))
+                found[name] = max(found.get(name, 0.0), math.inf if math.isnan(length) else length)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShadowData:
     """The data from which shadow releases are drawn: ``dataset`` with the public records, and two kinds of private
@@ -582,15 +687,6 @@ def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = 
     )
 
 
-def _declared_size(config: Method) -> int:
-    """Return the number of private records or persons that the data set's declaration (the YAML file that describes it)
-    states; 1000 if it states none."""
-    try:
-        return entry_for(config.data).protected(config.data.options, config.data.unit)[0]
-    except UserError:  # records that came from Python, or a declaration that is gone
-        return _RECORDS_UNKNOWN
-
-
 def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> tuple[FloatArray, FloatArray]:
     """Return the scores of canaries from the numbers ``released``, projected on the numbers ``added`` by an included
     canary, in standard deviations of the noise; and the gain of an included canary, both summed over the first axis.
@@ -629,7 +725,7 @@ def _cells(
     if config.reads_groups:
         num_rows *= len(facts.group_names)
     public_x = _varied(facts, min(len(kept["prototype_M"]), _MOST_POOL)) if loaded is None else loaded.public.x
-    options: dict[str, Any] = {"num_others": _declared_size(config), "loaded": loaded, "is_embedded": False}
+    options: dict[str, Any] = {"num_others": _FEW_OTHERS, "loaded": loaded, "is_embedded": False}
     nobody = _setting(facts, public_x, (public_x[:0], *np.zeros((2, 0), np.int64)), **options)
 
     without_canaries = nobody.with_canaries(np.zeros(0, np.bool_))
@@ -652,32 +748,37 @@ def _cells(
     spread, kurtosis = _moments_of(stddev)
     of_claim = stddev / 2 if is_control else stddev
 
-    def cells(released: Released) -> IntArray:
+    def table(released: Released) -> IntArray:
         arrays = released.arrays
-        table_KR = arrays["votes_KC"] if "votes_KC" in arrays else np.hstack([*arrays["votes_GKC"]])
-        return table_KR[np.repeat(prototypes, num_rows), row_M]
+        return arrays["votes_KC"] if "votes_KC" in arrays else np.hstack([*arrays["votes_GKC"]])
+
+    cells_M = np.repeat(prototypes, num_rows), row_M
 
     def play(included_M: Coins) -> Seen:
         dataset = setting.with_canaries(included_M)
         shown = (
             without_noise(dataset, noise=of_claim) if is_control else config.measure(_training(config, dataset), found)
         )
-        found_M = cells(shown) - cells(known)
+        found_M = (table(shown) - table(known))[cells_M]
         score_M, gain_M = _log_ratio(found_M[None], np.full((1, len(found_M)), added), of_claim)
-        noise_M = found_M - added * included_M
-        noise = _both_kinds(noise_M, included_M, spread, kurtosis=kurtosis)
-        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=(noise,))
+        exact_KR = table(known).copy()
+        exact_KR[cells_M] += np.int64(added) * included_M
+        noise_KR = table(shown) - exact_KR
+        # Noise may be missing only on numbers that are otherwise 0.
+        noise = _both_kinds(noise_KR, exact_KR != table(known), spread, kurtosis=kurtosis)
+        draws = (Drawn.of(noise_KR, of_claim),)
+        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=(noise,), draws=draws)
 
-    alone = replace(setting.dataset, private=setting.canaries.take(list(range(setting.copies))))
-    nobodys = replace(setting.dataset, private=setting.canaries.take([]))
-    one_M, none_M = (cells(without_noise(each)) for each in (alone, nobodys))
+    def exact(records: Split) -> dict[str, IntArray]:
+        return {"table": table(without_noise(replace(setting.dataset, private=records)))}
+
     claim = _of_gaussian(added, of_claim, config.target.delta)
-    release = Claimed(name="table of votes", claim=claim, reach=float(np.linalg.norm(one_M - none_M)) / added)
+    reach = _reach(facts, public_x, exact)["table"] / added
     return Shadows(
         attack="likelihood ratio of the count in the canary's cell",
         events=known.events,
         num_canaries=len(row_M),
-        releases=(release,),
+        releases=(Claimed(name="table of votes", claim=claim, reach=reach),),
         play=play,
         is_gaussian=True,
         control_noise=0.5 if is_control else 1.0,
@@ -713,8 +814,8 @@ def _sums(
     # The least eigenvalue is one number of each release: it needs more releases.
     number_M = np.arange(min(width, _MOST_OF_EIGENVALUE if isinstance(config, AdaSsp) else _MOST_EACH))
     loud_MD = _LOUD * EMBEDDED_NORM * torch.eye(width)[: len(number_M)]
-    canaries = (loud_MD, number_M % len(facts.label_names), number_M % len(facts.group_names))
-    setting = _setting(facts, public_x, canaries, num_others=_declared_size(config), loaded=loaded, is_embedded=True)
+    canaries = (loud_MD, *_labels_and_groups(facts, len(number_M)))
+    setting = _setting(facts, public_x, canaries, num_others=_FEW_OTHERS, loaded=loaded, is_embedded=True)
     is_adassp, num_canaries = isinstance(config, AdaSsp), len(number_M)
     if is_adassp and loaded is None:
         # In every direction but the last canary's there are records: it alone decides about the least eigenvalue.
@@ -741,7 +842,7 @@ def _sums(
     stddevs = {name: scale[name] * event.noise_stddev_votes for name, event in event_of.items()}
     share = 0.5 if is_control else 1.0
     # Of the moments only numbers above the diagonal are released.
-    above = np.triu(np.ones((width + 1, width + 1), np.bool_), 1)[:, 1 : 1 + num_canaries]
+    above = np.triu_indices(width + 1, 1)
     special = setting.canaries.take(list(range((num_canaries - 1) * setting.copies, num_canaries * setting.copies)))
 
     def eigenvalues(
@@ -756,8 +857,8 @@ def _sums(
 
     def play(included_M: Coins) -> Seen:
         dataset = setting.with_canaries(included_M)
+        own_noise: dict[str, IntArray] = {}
         if is_control:
-            own_noise: dict[str, IntArray] = {}
 
             def noisy(name: str, exact_RW: IntArray) -> IntArray:
                 own_noise[name] = _own_noise(exact_RW.shape, stddevs[name])
@@ -772,66 +873,57 @@ def _sums(
             shown = {name: exact + own_noise[name] for name, exact in whole_exact.items()}
         else:
             shown = _numbers(whole.measure(_training(whole, dataset)).arrays)
-            whole_exact = exact_sums(whole, dataset, _shown_of(shown)) if is_adassp else {}
+            whole_exact = exact_sums(whole, dataset, _shown_of(shown))
         if is_adassp:
             before, after = eigenvalues(whole_exact, bool(included_M[-1]), lambda each: np.linalg.eigvalsh(each)[0])
-            exact_eigenvalue = after if included_M[-1] else before
+            whole_exact["eigenvalue"] = np.rint(after if included_M[-1] else before).astype(np.int64)[None, None]
             if is_control:
                 own_noise["eigenvalue"] = _own_noise((1, 1), stddevs["eigenvalue"])
-                shown["eigenvalue"] = np.rint(exact_eigenvalue).astype(np.int64) + own_noise["eigenvalue"]
+                shown["eigenvalue"] = whole_exact["eigenvalue"] + own_noise["eigenvalue"]
         added = exact_sums(whole, made_of(setting.canaries), _shown_of(shown))
-        base = (
-            None if loaded is None and not is_adassp else exact_sums(whole, made_of(setting.others), _shown_of(shown))
-        )
-        scores, gains = [], []
+        scores, gains, draws = [], [], []
         noises: list[tuple[NoiseSeen, ...]] = []
         for name in event_of:
-            stddev = stddevs[name]
+            # The control halves the noise of one release alone: the rounds that follow were computed under all of it.
+            drawn_RW = np.rint(share * own_noise[name]) if is_control else shown[name] - whole_exact[name]
+            noise_RW, stddev = shown[name] - whole_exact[name], stddevs[name]
             if name == "eigenvalue":
-                noise = shown[name].ravel() - exact_eigenvalue
                 score_M, gain_M = (np.full(num_canaries, np.nan) for _ in range(2))
-                # The control's noise on this number alone is halved.
-                half = share * own_noise[name].ravel() if is_control else noise
-                score_M[-1] = (exact_eigenvalue + half[0] - before) / (share * stddev)
-                gain_M[-1] = (after - before) / (share * stddev)
-                scores.append(score_M)
-                gains.append(gain_M)
-                noises.append((_squares(noise, stddev),))
-                continue
-            # Only this canary moves its own column, and all move the first one, which counts records.
-            own = slice(1, 1 + num_canaries)
-            known_RM = 0 if base is None else base[name][:, own]
-            found_RM = shown[name][:, own] - known_RM
-            if is_control:
-                # Of this release alone: the rounds that follow were computed under all the noise.
-                found_RM = found_RM - own_noise[name][:, own] + np.rint(share * own_noise[name][:, own])
-            added_RM = added[name][:, own]
-            score_M, gain_M = _log_ratio(found_RM, added_RM, share * stddev)
+                moved = after - before
+                score_M[-1] = (included_M[-1] * moved + drawn_RW[0, 0]) / (share * stddev)
+                gain_M[-1] = moved / (share * stddev)
+                noises.append((_squares(noise_RW, stddev),))
+                draws.append(Drawn.of(noise_RW, stddev))
+            else:
+                # Only this canary moves its own column, and all move the first one, which counts records.
+                added_RM = added[name][:, 1 : 1 + num_canaries]
+                found_RM = drawn_RW[:, 1 : 1 + num_canaries] + included_M * added_RM
+                score_M, gain_M = _log_ratio(found_RM, added_RM, share * stddev)
+                # Noise may be missing only on numbers that are otherwise 0.
+                is_zero_RW = whole_exact[name] == 0
+                numbers = (noise_RW, is_zero_RW) if name != "moments" else (noise_RW[above], is_zero_RW[above])
+                noises.append(_both_kinds(numbers[0], ~numbers[1], stddev))
+                draws.append(Drawn.of(numbers[0], stddev))
             scores.append(score_M)
             gains.append(gain_M)
-            noise_RM = shown[name][:, own] - known_RM - included_M * added_RM
-            if name == "moments":
-                kinds = [noise_RM[above & of_M] for of_M in (included_M, ~included_M)]
-                noises.append(tuple(_squares(each, stddev) for each in kinds))
-            else:
-                noises.append(_both_kinds(noise_RM, included_M, stddev))
-        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noises))
+        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noises), draws=tuple(draws))
 
     shown = _numbers(drawn.arrays)
-    reaches = dict.fromkeys(event_of, 0.0)
-    for first in range(0, len(setting.canaries), setting.copies)[: len(facts.label_names)]:
-        one = setting.canaries.take(list(range(first, first + setting.copies)))
-        exact = exact_sums(whole, made_of(one), _shown_of(shown))
-        norms = {name: float(np.linalg.norm(each.astype(np.float64))) for name, each in exact.items()}
-        if "moments" in norms:
-            norms["moments"] = norms["squares"] = math.hypot(math.sqrt(2) * norms["moments"], norms["squares"])
-        for name, norm in norms.items():
-            reaches[name] = max(reaches[name], norm / event_of[name].norm)
+
+    def exact(records: Split) -> dict[str, Numbers]:
+        found: dict[str, Numbers] = exact_sums(whole, made_of(records), _shown_of(shown))
+        if "moments" in found:
+            # Both parts are priced by the norm of the whole matrix.
+            found["moments"] = found["squares"] = _symmetric(found)
+        return found
+
+    norms = _reach(facts, loud_MD, exact)
+    reaches = {name: norms.get(name, 0.0) / event.norm for name, event in event_of.items()}
     if is_adassp:
         # By the method's own function: its rounding and its scale are part of what is bounded.
-        exact = exact_sums(whole, setting.with_canaries(no_coins_M), _shown_of(shown))
+        of_others = exact_sums(whole, setting.with_canaries(no_coins_M), _shown_of(shown))
         before, after = eigenvalues(
-            exact, False, lambda each: int(least_eigenvalue(np.rint(each).astype(np.int64))[0, 0])
+            of_others, False, lambda each: int(least_eigenvalue(np.rint(each).astype(np.int64))[0, 0])
         )
         reaches["eigenvalue"] = abs(after - before) / event_of["eigenvalue"].norm
     releases = tuple(
@@ -937,8 +1029,8 @@ def _models(
     loud_MD[torch.arange(len(number_M)), torch.from_numpy(number_M)] = 255 if facts.kind == "image" else _LOUD
     canary_x = loud_MD.reshape(-1, *facts.record_shape)
     canary_x = canary_x.to(torch.uint8) if facts.kind == "image" else canary_x
-    label_M = np.arange(len(number_M)) % len(facts.label_names)
-    canaries = (canary_x, label_M, np.arange(len(number_M)) % len(facts.group_names))
+    canaries = (canary_x, *_labels_and_groups(facts, len(number_M)))
+    label_M = canaries[1]
     public_x = torch.zeros(_MOST_EACH, *facts.record_shape, dtype=canary_x.dtype) if loaded is None else loaded.public.x
     # Half of the canaries are included on average: a shadow release is as large as that of the run.
     setting = _setting(
@@ -957,19 +1049,21 @@ def _models(
     def trained(dataset: Dataset, watch: Watch, model: torch.nn.Module) -> Any:
         return config.train(replace(_training(config, dataset, model), watch=watch))
 
-    # First one canary alone, without the others: how far it moves the exact sums, whatever is drawn.
+    # First one canary alone, without the others: how far it moves the exact sums of all steps, and how often it is
+    # sampled, whatever is drawn.
     sums: dict[str, _Sums] = {}
 
     def reached(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG001
-        kept = sums.setdefault(name, _Sums())
-        flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in map(_on_cpu, exact)])
-        kept.norm = max(kept.norm, float(np.linalg.norm(flat, ord=1 if name == "histograms" else 2)) / norm)
+        kept, length = sums.setdefault(name, _Sums()), _length(name, exact) / norm
+        kept.norm, kept.num, kept.total = max(kept.norm, length), kept.num + 1, kept.total + (length > 0)
 
     for number in range(min(len(facts.label_names), len(number_M))):
         rows = range(number * setting.copies, (number + 1) * setting.copies)
         alone = replace(setting.dataset, private=setting.canaries.take(list(rows)))
-        with suppress(SpentError):  # so few records that noisy group shares may be all 0
-            trained(alone, reached, initial_model(config, alone))
+        # Of so few records noisy group shares may be all 0.
+        public = _with_public_shares(config, facts)
+        public.train(replace(_training(public, alone, initial_model(public, alone)), watch=reached))
+    one_step = _OneStep.of(config, facts, canary_x)
     whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
     events = trained(whole, reached_by_many := _Names(), initial_model(config, whole)).events
     multipliers = _multipliers(config, tuple(events if is_control else stated))
@@ -990,8 +1084,9 @@ def _models(
         # Subtract the odds under the initial model, whose weights a public seed draws.
         before = odds(model)
         seen = {name: [_Sums(), _Sums()] for name in multipliers}
+        rows = {name: list[FloatArray]() for name in multipliers}
         ratio_M, squared_M = np.zeros(len(number_M)), np.zeros(len(number_M))
-        sampled = _Sums()
+        counts_M, steps = np.zeros(len(number_M)), _Steps(config, number_M)
 
         def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
             multiplier, variance, _ = multipliers[name]
@@ -1004,19 +1099,26 @@ def _models(
             for was_P, shown_P in pairs:
                 of.total += float((((shown_P - was_P) / (norm * multiplier)) ** 2).sum()) / variance
                 of.num += len(was_P)
+            if num_rows[name] < _MOST_DRAWS:
+                num_rows[name] += 1
+                each = max(1, _MOST_PLACES // len(pairs))
+                noise_P = np.concatenate([(shown_P - was_P)[:each] for was_P, shown_P in pairs])
+                stddev = norm * multiplier * math.sqrt(variance)
+                rows[name].append(normal_scores(noise_P, stddev, laplace=name == "histograms"))
             if name == "gradients" and has_direction:
                 # Its own feature's weights show in the exact sum whether a canary is in the sample.
                 exact_HD = next(each for each in exact if each.shape == first.shape)
-                sampled.num += int(included_M.sum())
-                sampled.total += int((exact_HD.detach().cpu()[:, number_M] != 0).any(dim=0)[included_M].sum())
-                shift_M, score_M = _along(model, released, norm)
+                counts_M[:] += (exact_HD.detach().cpu()[:, number_M] != 0).any(dim=0).numpy()
+                shown_HD = next(each for each in released if each.shape == first.shape)
+                steps.see(model, shown_HD, stddev=norm * multiplier)
+                shift_M, score_M = _along(model, shown_HD, norm)
                 weight_M, projected_M = np.minimum(shift_M, 1.0) / multiplier, score_M / multiplier
                 # The likelihood ratio of a Poisson sample: the canary is in it with the sampling rate.
                 raised_M = np.clip(projected_M * weight_M - weight_M**2 / 2, -_FAR, _FAR)
                 ratio_M[:] += raised_M if rate == 1 else np.log1p(rate * np.expm1(raised_M))
                 squared_M[:] += weight_M**2 if rate == 1 else rate**2 * np.expm1(np.minimum(weight_M**2, _FAR))
 
-        def _along(model: torch.nn.Module, released: Sequence[Any], norm: float) -> tuple[FloatArray, FloatArray]:
+        def _along(model: torch.nn.Module, shown_HD: Tensor, norm: float) -> tuple[FloatArray, FloatArray]:
             """Return the norm of every canary's gradient by its own feature's weights, over the clipping bound, and
             the released sum in its direction."""
             weights = next(model.parameters())
@@ -1024,7 +1126,6 @@ def _models(
                 loss = torch.nn.functional.cross_entropy(model(seen_x.to(weights.device)), true_M, reduction="sum")
                 # Only its own canary has a feature, so that one gradient of the sum has that of each in its column.
                 (slopes_HD,) = torch.autograd.grad(loss, [weights])
-            shown_HD = next(each for each in released if each.shape == weights.shape)
             columns = torch.from_numpy(number_M)
             slope_HM, shown_HM = (each.detach().cpu()[:, columns].double().numpy() for each in (slopes_HD, shown_HD))
             length_M = np.linalg.norm(slope_HM, axis=0)
@@ -1037,32 +1138,70 @@ def _models(
         else:
             # Of unknown gain: this attack alone has no power, whatever it finds.
             score_M, gain_M = odds(result.model) - before, np.zeros(len(number_M))
-        noise = tuple(
-            tuple(NoiseSeen.of_squares(each.total, each.num, kurtosis=multipliers[name][2]) for each in kinds)
-            for name, kinds in seen.items()
+        noise = {
+            name: [NoiseSeen.of_squares(each.total, each.num, kurtosis=multipliers[name][2]) for each in seen[name]]
+            for name in names
+        }
+        if rate < 1:
+            in_samples = sums["gradients"]
+            if has_direction and loaded is None:
+                in_samples = _Sums(total=float(counts_M[included_M].sum()), num=steps.num * int(included_M.sum()))
+                sampled.extend(counts_M[included_M].tolist())
+                moved.append(steps.apart)
+                num_steps.append(steps.num)
+            # Of canaries without a direction, as it was seen of one alone; it is counted once.
+            elif not num_steps:
+                num_steps.append(0)
+            else:
+                in_samples = _Sums()
+            noise["gradients"].append(NoiseSeen.of_samples(int(in_samples.total), in_samples.num, rate=rate))
+        elif has_direction and loaded is None:
+            moved.append(steps.apart)
+        of_beside = one_step.seen(included_M)
+        draws = [
+            Drawn(scores_RP=np.array(rows[name]) if rows[name] else np.zeros((0, num_places.get(name, 0))))
+            for name in names
+        ]
+        num_places.update({name: each.scores_RP.shape[1] for name, each in zip(names, draws, strict=True)})
+        return Seen(
+            scores_SM=np.stack([score_M, *(score for score, _ in of_beside)]),
+            gains_SM=np.stack([gain_M, *(gain for _, gain in of_beside)]),
+            noise=tuple(tuple(noise[name]) for name in names),
+            draws=tuple(draws),
         )
-        if has_direction and rate < 1 and loaded is None:
-            of_gradients, *others = noise
-            of_samples = NoiseSeen.of_samples(int(sampled.total), sampled.num, rate=rate)
-            noise = ((*of_gradients, of_samples), *others)
-        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=noise)
+
+    # Of all that is played: how often canaries were sampled, how weights moved, and the steps whose noise is kept.
+    sampled, moved, num_steps = list[float](), list[float](), list[int]()
+    num_rows, num_places = dict.fromkeys(multipliers, 0), dict[str, int]()
+    names = [name for name in multipliers if name in reached_by_many.names]
+
+    def tests() -> dict[str, tuple[NoiseTest, ...]]:
+        found = []
+        if sampled:
+            found.append(spread_of_samples(sampled, num_steps=num_steps[0], rate=rate))
+        if moved:
+            found.append(NoiseTest(what="weights", value=max(moved), p_value=float(max(moved) <= _STILL)))
+        return {"gradients": tuple(found)}
 
     delta, releases = config.target.delta, []
-    for name, (multiplier, *_) in multipliers.items():
-        if name not in reached_by_many.names:
-            continue
+    for name in names:
+        reach = max(sums[name].norm if name in sums else 0.0, one_step.reach.get(name, 0.0))
         if name == "gradients":
             # Of the gradients alone, where each step releases more.
             count = sum(getattr(event, "count", 0) for event in events if getattr(event, "sampling_rate", 1.0) == rate)
             alone_event = PoissonGaussians(
-                count=count, noise_multiplier=multiplier, sampling_rate=rate, relation=events[0].relation
+                count=count,
+                noise_multiplier=multipliers[name][0],
+                sampling_rate=rate,
+                relation=events[0].relation,
             )
             epsilon = price([alone_event], delta=delta, accounting=config.target.accounting).epsilon
             claim = IdealAttack(epsilon=epsilon, mu=gaussian_mu(epsilon, delta) if epsilon else 0.0)
+            releases.append(Claimed(name=name, claim=claim, reach=reach))
         else:
-            claim = IdealAttack(epsilon=0.0, mu=None)
-        reach = sums[name].norm if name in sums else None
-        releases.append(Claimed(name=name, claim=claim, is_attacked=name == "gradients", reach=reach))
+            # The others in one step on all records, where no sample of others hides a canary.
+            claim = one_step.claim(name, delta)
+            releases.append(Claimed(name=name, claim=claim, is_joint=False, reach=reach))
     # Without sampling, a step is Gaussian itself.
     is_gaussian = rate == 1 or sum(getattr(event, "count", 0) for event in events) >= _MANY
     attack = (
@@ -1077,7 +1216,135 @@ def _models(
         releases=tuple(releases),
         play=play,
         is_gaussian=is_gaussian,
+        tests=tests,
     )
+
+
+class _Steps:
+    """Compares how the weights of the canaries' features move with what the steps of a training release."""
+
+    def __init__(self, config: DpSgdFamily, number_M: IntArray) -> None:
+        self._momentum, self._number_M = config.dp_sgd.momentum, number_M
+        self._scale = config.dp_sgd.batch_size / config.dp_sgd.learning_rate
+        self._weights_HM = self._velocity_HM = np.zeros((0, 0))
+        self.num, self.apart = 0, 0.0
+        """The number of steps, and the largest difference in standard deviations of the noise."""
+
+    def see(self, model: torch.nn.Module, shown_HD: Tensor, *, stddev: float) -> None:
+        """See the weights before a step that releases ``shown_HD``."""
+        weights_HM, shown_HM = (
+            each.detach().cpu()[:, self._number_M].double().numpy() for each in (next(model.parameters()), shown_HD)
+        )
+        if self.num:
+            apart = np.abs((self._weights_HM - weights_HM) * self._scale - self._velocity_HM).max()
+            # Weights are rounded to floats of 24 bits.
+            rounded = 2.0**-22 * max(1.0, float(np.abs(weights_HM).max())) * self._scale
+            self.apart = max(self.apart, (float(apart) - rounded) / stddev)
+            shown_HM = shown_HM + self._momentum * self._velocity_HM
+        self._weights_HM, self._velocity_HM, self.num = weights_HM, shown_HM, self.num + 1
+
+
+def _length(name: str, arrays: Sequence[Any]) -> float:
+    """Return the length of what a step releases, in the norm of its sensitivity; infinite if it has NaN."""
+    flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in map(_on_cpu, arrays)])
+    return float(np.nan_to_num(np.linalg.norm(flat, ord=1 if name == "histograms" else 2), nan=math.inf))
+
+
+def _with_public_shares(config: DpSgdFamily, facts: DataRecord) -> DpSgdFamily:
+    """Return a configuration whose steps do not depend on noisy shares of groups."""
+    if not isinstance(config, DpFermi) or config.dp_fermi.shares is not None:
+        return config
+    num_groups, own = len(facts.group_names), config.dp_fermi
+    num_events = len(facts.label_names) if own.constraint == "equalized_odds" else 1
+    shares = ((1 / num_groups,) * num_groups,) * num_events
+    return config.model_copy(update={"dp_fermi": own.model_copy(update={"shares": shares})})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OneStep:
+    """Trainings of one step on all records, with the noise that the target asks for: the releases of a step beside its
+    gradients are attacked there, and every kind of unit shows what it adds.
+
+    ``own``: by release, what each canary adds (M, P), in units of the bound; ``reach``: the most that any unit adds.
+    """
+
+    config: DpSgdFamily
+    facts: DataRecord
+    setting: ShadowData
+    multipliers: dict[str, tuple[float, float, float]]
+    own: dict[str, FloatArray]
+    reach: dict[str, float]
+
+    @classmethod
+    def of(cls, config: DpSgdFamily, facts: DataRecord, canary_x: Tensor) -> Self:
+        sgd = {"epochs": 1.0, "batch_size": _OTHERS, "num_records": _OTHERS}
+        single = config.model_copy(update={"dp_sgd": config.dp_sgd.model_copy(update=sgd)})
+        canaries = (canary_x, *_labels_and_groups(facts, len(canary_x)))
+        setting = _setting(facts, canary_x[:1] * 0, canaries, num_others=_OTHERS, loaded=None, is_embedded=False)
+        public, copies, numbers = _with_public_shares(single, facts), setting.copies, range(len(canary_x))
+
+        def exact(records: Split) -> dict[str, FloatArray]:
+            dataset, found = replace(setting.dataset, private=records), dict[str, FloatArray]()
+
+            def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG001
+                flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in map(_on_cpu, exact)])
+                found[name] = flat / norm
+
+            # Shares that are released may all be 0 for so few records; the steps do not depend on declared ones.
+            for each in (single, public)[: 1 + (public is not single)]:
+                with suppress(SpentError):
+                    each.train(replace(_training(each, dataset, initial_model(each, dataset)), watch=watch))
+            return found
+
+        model = initial_model(single, setting.dataset)
+        events = single.train(replace(_training(single, setting.dataset, model), watch=(names := _Names()))).events
+        # Without NaN, of which a training warns.
+        reach = _reach(facts, canary_x, exact, odd=(0.0, 0.01, 1 / _LOUD), l1=("histograms",))
+        own: dict[str, FloatArray] = {}
+        beside = sorted(names.names - {"gradients"})
+        if beside:
+            alone = setting.others.take([0])
+            added = [setting.canaries.take(list(range(m * copies, (m + 1) * copies))) for m in numbers]
+            of_one, of_each = exact(alone), [exact(_joined(alone, canary)) for canary in added]
+            own = {name: np.stack([of_both[name] - of_one[name] for of_both in of_each]) for name in beside}
+        multipliers = _multipliers(single, events)
+        return cls(config=single, facts=facts, setting=setting, multipliers=multipliers, own=own, reach=reach)
+
+    def claim(self, name: str, delta: float) -> IdealAttack:
+        """Return the strongest attack on what is claimed of this release of the one step."""
+        scale = self.multipliers[name][0]
+        return IdealAttack(epsilon=1 / scale, mu=None) if name == "histograms" else _of_gaussian(1.0, scale, delta)
+
+    def seen(self, included_M: Coins) -> list[tuple[FloatArray, FloatArray]]:
+        """Draw one step with these canaries; return the scores and gains (M,) of each release but the gradients."""
+        if not self.own:
+            return []
+        noise: dict[str, FloatArray] = {}
+
+        def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
+            flat = [
+                np.concatenate([np.asarray(_on_cpu(p), np.float64).ravel() for p in each]) for each in (exact, released)
+            ]
+            noise[name] = (flat[1] - flat[0]) / norm
+
+        dataset = self.setting.with_canaries(included_M)
+        self.config.train(replace(_training(self.config, dataset, initial_model(self.config, dataset)), watch=watch))
+        found = []
+        for name in self.multipliers:
+            if name == "gradients":
+                continue
+            own_MP, (scale, variance, _) = self.own[name], self.multipliers[name]
+            # The attacker does not know the coins of the others: each adds half of what it adds, give or take.
+            found_P = noise[name] + (included_M - 0.5) @ own_MP
+            spread_PP = scale**2 * variance * np.eye(own_MP.shape[1]) + own_MP.T @ own_MP / 4
+            along_MP = np.linalg.solve(spread_PP, own_MP.T).T
+            squared_M = (along_MP * own_MP).sum(axis=1)
+            # Without the canary's own coin, by Sherman and Morrison.
+            rest_M = 1 - squared_M / 4
+            gain_M = np.sqrt(squared_M / rest_M)
+            score_M = (along_MP @ found_P + squared_M / 2) / rest_M / np.maximum(gain_M, 1e-30)
+            found.append((score_M, gain_M))
+        return found
 
 
 def _on_cpu(values: Any) -> Any:
@@ -1141,7 +1408,7 @@ class _TableByScore:
 
     def seen(
         self, included_M: Coins, counts: NoisyCounts, shown_KC: IntArray
-    ) -> tuple[FloatArray, FloatArray, tuple[NoiseSeen, ...]]:
+    ) -> tuple[FloatArray, FloatArray, tuple[NoiseSeen, ...], Drawn]:
         """Return scores and gains (M,) of the canaries from the released table ``shown_KC``, and its noise."""
         others, canaries = self.setting.others, self.setting.canaries
         bins, ballot = counts.bins(self.setting.dataset, num_bins=self.config.num_bins)
@@ -1160,17 +1427,17 @@ class _TableByScore:
         spread, kurtosis = _moments_of(float(self.event.noise_stddev_votes))
         # Every cell: noise may be missing on empty ones alone.
         noise = _both_kinds(shown_KC - exact_KC, exact_KC > 0, spread, kurtosis=kurtosis)
-        return found_M / stddev / scale_M, 1 / stddev / scale_M, noise
+        drawn = Drawn.of(shown_KC - np.rint(exact_KC).astype(np.int64), self.stddev)
+        return found_M / stddev / scale_M, 1 / stddev / scale_M, noise, drawn
 
-    def claimed(self, counts: NoisyCounts, delta: float) -> Claimed:
+    def claimed(self, facts: DataRecord, counts: NoisyCounts, delta: float) -> Claimed:
         """Return what is claimed of the table alone, with what one canary adds to it without noise."""
 
-        def exact(records: Split) -> IntArray:
+        def exact(records: Split) -> dict[str, IntArray]:
             dataset = replace(self.setting.dataset, private=records)
-            return counts.table(dataset, self.event, self.config, lambda exact_KC, **_: exact_KC)
+            return {"table": counts.table(dataset, self.event, self.config, lambda exact_KC, **_: exact_KC)}
 
-        one = self.setting.canaries.take(list(range(self.setting.copies)))
-        reach = float(np.linalg.norm(exact(one) - exact(one.take([])))) / self.unit
+        reach = _reach(facts, self.setting.canaries.x, exact)["table"] / self.unit
         return Claimed(name="table by score", claim=_of_gaussian(self.unit, self.stddev, delta), reach=reach)
 
 
@@ -1258,9 +1525,8 @@ def _votes(
         public_x = torch.from_numpy(generator.normal(size=(queries, width)).astype(np.float32))
         public_x = public_x if loaded is None else loaded.public.x
         number_M = np.arange(num_canaries)
-        kinds = number_M % len(facts.label_names), number_M % len(facts.group_names)
-        canaries = (public_x[torch.from_numpy(number_M % len(public_x))], *kinds)
-        setting = _setting(facts, public_x, canaries, num_others=_RECORDS_UNKNOWN, loaded=loaded, is_embedded=True)
+        canaries = (public_x[torch.from_numpy(number_M % len(public_x))], *_labels_and_groups(facts, num_canaries))
+        setting = _setting(facts, public_x, canaries, num_others=_OTHERS, loaded=loaded, is_embedded=True)
         if loaded is not None:
             setting = replace(setting, dataset=replace(setting.dataset, public=loaded.public))
         if isinstance(config, TeacherVotes):
@@ -1324,8 +1590,11 @@ def _votes(
         known_Q = (votes_QC[rows_Q, first_Q] - votes_QC[rows_Q, second_Q]).astype(np.float64)
         if numbers_QC is not None:
             lead_Q = np.where(passed_Q, numbers_QC[rows_Q, first_Q] - numbers_QC[rows_Q, second_Q] - known_Q, 0.0)
-            squares = ((numbers_QC - cast_QC)[passed_Q] / label_noise) ** 2
-            of_labels = NoiseSeen.of_squares(float(squares.sum()), squares.size)
+            noise_QC = (numbers_QC - cast_QC)[passed_Q].astype(np.int64)
+            of_labels = _squares(noise_QC, label_noise)
+            scores_QC = np.full(numbers_QC.shape, np.nan)
+            scores_QC[passed_Q] = normal_scores(noise_QC, label_noise)
+            draws = [Drawn(scores_RP=scores_QC.reshape(1, -1), divisor=int(np.gcd.reduce(noise_QC, axis=None)))]
         else:
             lead_Q = np.where(passed_Q, (said_Q == first_Q) - (said_Q == second_Q).astype(float), 0.0)
             among_Q = passed_Q & np.isin(said_Q, np.stack([first_Q, second_Q])) & (exact_Q != 0)
@@ -1335,6 +1604,9 @@ def _votes(
                 scipy.special.ndtr(-np.abs(exact_Q) / (math.sqrt(2) * label_noise * of)) for of in (1.0, LESS_NOISE)
             )
             of_labels = NoiseSeen.of_answers(is_other_Q[among_Q], chance_Q[among_Q], less_Q[among_Q])
+            says_first_Q = np.where(exact_Q > 0, 1 - chance_Q, chance_Q)
+            scores_Q = answer_scores(said_Q == first_Q, says_first_Q)
+            draws = [Drawn(scores_RP=np.where(among_Q, scores_Q, np.nan)[None])]
         # With the canary's record, a teacher whose code is 1 votes for the second class.
         scores = [_coded(-lead_Q, sign_QM)]
         num_passed = max(int(passed_Q.sum()), 1)
@@ -1354,6 +1626,7 @@ def _votes(
             is_above_Q = ahead_Q >= 0
             against = [np.where(is_above_Q, 1 - each, each)[near_Q] for each in (chance_Q, less_Q)]
             noise.append((NoiseSeen.of_answers((passed_Q != is_above_Q)[near_Q], *against),))
+            draws.append(Drawn(scores_RP=answer_scores(passed_Q, chance_Q)[None]))
             of_known_Q = votes_QC[rows_Q, first_Q] + num_canaries / 2 - threshold + 0.5
             spread = math.hypot(check_noise, math.sqrt(crowd))
             chance_Q = scipy.special.ndtr(of_known_Q / spread)
@@ -1362,11 +1635,12 @@ def _votes(
             scores.append(_coded(-(passed_Q - chance_Q) * weight_Q, sign_QM))
             gains.append(np.full(num_canaries, math.sqrt(float((slope_Q * weight_Q).sum()))))
         if table is not None and counts is not None and table_KC is not None:
-            score_M, gain_M, of_table = table.seen(included_M, counts, table_KC)
+            score_M, gain_M, of_table, drawn_table = table.seen(included_M, counts, table_KC)
+            draws.append(drawn_table)
             scores.append(score_M)
             gains.append(gain_M)
             noise.append(of_table)
-        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noise))
+        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noise), draws=tuple(draws))
 
     delta = target.delta
     releases = [Claimed(name="answers", claim=_of_gaussian(math.sqrt(2 * queries), label_noise, delta))]
@@ -1378,7 +1652,7 @@ def _votes(
         attack += ", and in which of them passed the check"
     if table is not None:
         nobody = cast(np.zeros(num_canaries, np.bool_))
-        releases.append(table.claimed(counted_of(nobody, np.ones(queries, np.bool_)), delta))
+        releases.append(table.claimed(facts, counted_of(nobody, np.ones(queries, np.bool_)), delta))
         attack += ", and likelihood ratio of the number in its cell of the table by score"
     is_gaussian = (counted and not has_check) or queries >= _MANY
     return Shadows(
@@ -1417,11 +1691,13 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None, *
         saids_N = labels_N  # the predictions of a perfect model
     sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes}
     known_GYC = joint_table(saids_N, groups_N, labels_N=labels_N, **sizes)
-    one_2GYC = [
-        joint_table(said_M[:1], first_M[:1] + group, labels_N=label_M[:1], **sizes).astype(np.float64)
-        for group in (0, 1)
+    # What one unit of each label and prediction moves, from the first group to any other.
+    moved = [
+        joint_table(said, group, labels_N=label, **sizes).astype(np.float64)
+        - joint_table(said, 0 * group, labels_N=label, **sizes)
+        for group, label, said in np.indices((num_groups, num_classes, num_classes)).reshape(3, -1, 1).swapaxes(0, 1)
     ]
-    reach = float(np.abs(one_2GYC[1] - one_2GYC[0]).sum()) / 2
+    reach = max(float(np.abs(each_GYC).sum()) for each_GYC in moved) / 2
 
     def play(included_M: Coins) -> Seen:
         found_GYC = released_counts(
@@ -1442,8 +1718,13 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None, *
         np.add.at(exact_GYC, (first_M + included_M, label_M, said_M), 1)
         noise_GYC = found_GYC - exact_GYC
         # A count that falls below 0 is cut.
-        noise = () if loaded is not None else (_squares(noise_GYC, math.sqrt(2) * 2 / epsilon, kurtosis=6.0),)
-        return Seen(scores_SM=(ratio_M * epsilon / 2)[None], gains_SM=np.ones((1, len(ratio_M))), noise=(noise,))
+        stddev, drawn = math.sqrt(2) * 2 / epsilon, Drawn(scores_RP=np.zeros((0, 0)))
+        noise: tuple[NoiseSeen, ...] = ()
+        if loaded is None:
+            noise = (_squares(noise_GYC, stddev, kurtosis=6.0),)
+            drawn = Drawn(scores_RP=normal_scores(noise_GYC.ravel(), stddev, laplace=True)[None])
+        gains_SM = np.ones((1, len(ratio_M)))
+        return Seen(scores_SM=(ratio_M * epsilon / 2)[None], gains_SM=gains_SM, noise=(noise,), draws=(drawn,))
 
     drawn = (LaplaceReleases(count=1, epsilon=epsilon),)
     return Shadows(
@@ -1515,12 +1796,19 @@ def _metrics(
         found_M = table_BGYC[cells_M] - (table_BGYC[others_M] - 1 if moved else 0)
         added, stddev = (2.0, math.sqrt(2) * claimed) if moved else (1.0, claimed)
         score_M, gain_M = _log_ratio(found_M[None], np.full((1, len(found_M)), added), stddev)
-        # Shares of a person's records are rounded down, by much less than the noise.
-        noise_M = shown_BGYC[cells_M] - event.weight * included_M
-        noise = _both_kinds(noise_M, included_M, spread, kurtosis=kurtosis)
-        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=(noise,))
+        # Shares of a person's records are rounded down.
+        added_BGYC, each = np.zeros(shown_BGYC.shape, np.int64), event.weight // copies * copies
+        np.add.at(added_BGYC, cells_M, each * included_M)
+        if moved:
+            np.add.at(added_BGYC, others_M, each * ~included_M)
+        noise_BGYC = shown_BGYC - added_BGYC
+        noise = _both_kinds(noise_BGYC, added_BGYC > 0, spread, kurtosis=kurtosis)
+        draws = (Drawn.of(noise_BGYC, event.noise_stddev_weights),)
+        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=(noise,), draws=draws)
 
-    reach = float(np.linalg.norm(exact_of(canaries.take(list(range(copies)))))) / event.weight
+    # Where records are replaced, each adds as much as it takes away.
+    own_x = tried_x[torch.from_numpy(places)]
+    reach = _reach(facts, own_x, lambda records: {"table": exact_of(records)})["table"] / event.weight
     claim = _of_gaussian(event.as_sums.norm / event.weight, claimed, config.target.delta)
     return Shadows(
         attack="likelihood ratio of the number in the canary's cell",

@@ -16,13 +16,19 @@ from fairpate.privacy.audit import (
     Guesses,
     IdealAttack,
     Separation,
+    answer_scores,
     epsilon_lower_bound,
     gaussian_epsilon,
     gaussian_mu,
+    grid_test,
     guess,
+    noise_tests,
+    normal_scores,
     p_value,
     separate,
+    spread_of_samples,
 )
+from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
 
 
 def all_guessed(num_canaries: int, num_correct: int) -> Guesses:
@@ -214,3 +220,73 @@ def test_guesses_at_both_ends_prove_more_than_the_limits_of_one_threshold() -> N
         best = max(best, math.log(max(low - 1e-5, 1e-300) / high))
     assert 0.36 < best < 0.40
     assert epsilon_lower_bound(guesses, delta=1e-5) == pytest.approx(0.52, abs=0.02)
+
+
+def scores_of(kind: str, draws: int, places: int, rng: np.random.Generator, seed: int) -> np.ndarray:
+    """Normal scores of correct noise of one kind."""
+    if kind == "laplace":
+        return normal_scores(rng.laplace(size=(draws, places)), math.sqrt(2), laplace=True)
+    if kind == "answers":
+        chance = rng.uniform(0.05, 0.95, size=(draws, places))
+        return answer_scores(rng.random(chance.shape) < chance, chance)
+    if kind == "float":
+        return normal_scores(3.0 * rng.normal(size=(draws, places)), 3.0)
+    stddev, source = float(kind), SeededSource(seed)
+    return normal_scores(
+        discrete_gaussians(stddev, source.words([str(r) for r in range(draws)], places), source), stddev
+    )
+
+
+@pytest.mark.parametrize("kind", ["laplace", "answers", "float", "0.8", "3.0", "1000.0"])
+def test_correct_noise_fails_a_test_of_how_it_is_drawn_as_rarely_as_stated(kind: str) -> None:
+    rng, runs, level = np.random.default_rng(4), 150, 0.05
+    found: dict[str, list[float]] = {}
+    for run in range(runs):
+        own, other = (scores_of(kind, 40, 12, rng, 2 * run + which) for which in range(2))
+        # Gaussian itself, whatever the noise: over all runs, by an independent test.
+        for test in noise_tests([own, other])[1]:
+            found.setdefault(test.what, []).append(test.p_value)
+    assert set(found) == {"place", "shift", "shape", "pair", "draws", "distance"}
+    for what, p_values in found.items():
+        alarms = int((np.array(p_values) < level).sum())
+        assert stats.binom.sf(alarms - 1, runs, level) > 1e-4, what
+    pooled = np.concatenate([scores_of(kind, 40, 50, rng, 1000 + run).ravel() for run in range(5)])
+    assert stats.kstest(pooled, "norm").pvalue > 1e-4
+
+
+def test_each_fault_of_noise_is_found_by_its_own_test() -> None:
+    rng, draws, places = np.random.default_rng(5), 60, 50
+    good = rng.normal(size=(draws, places))
+
+    def found(score_RP: np.ndarray, *before: np.ndarray) -> set[str]:
+        return {test.what for test in noise_tests([*before, score_RP])[-1] if test.is_off(1 - 1e-6)}
+
+    assert found(good) == set()
+    assert "place" in found(np.where(np.arange(places) == 4, 0.0, good))
+    assert "shift" in found(np.broadcast_to(good[:1], good.shape))
+    assert "draws" in found(np.concatenate([good[:1], good]))
+    assert "pair" in found(np.where(np.arange(places) == 4, good[:, 9:10], good))
+    # Of few draws, pairs show nothing and all of them together do.
+    shared = np.hstack([good, good])[:6]
+    assert found(shared) == {"distance"} and "distance" in found(good[:6], good[:6].copy())
+    # Neighbours that share half of their noise, which no pair shows by itself.
+    assert found((good + np.roll(good, 1, axis=1)) / math.sqrt(2)) >= {"distance"}
+    wide = rng.normal(size=(200, 100))
+    for cut in (np.sign(wide), np.rint(wide), rng.uniform(-1, 1, size=wide.shape) * math.sqrt(3), wide.clip(-2.5, 2.5)):
+        assert "shape" in found(cut)
+    # More noise than stated, and numbers that were not released, are no fault.
+    assert found(2 * wide) == set() and found(np.where(rng.random(wide.shape) < 0.9, np.nan, wide)) == set()
+
+
+def test_coarse_noise_and_samples_that_are_no_poisson_samples_are_found() -> None:
+    assert grid_test(4, 100).is_off(0.999) and grid_test(0, 100).is_off(0.999)
+    assert not grid_test(1, 100).is_off(0.99) and not grid_test(2, 3).is_off(0.99)
+    rng, steps, rate, canaries = np.random.default_rng(6), 40, 0.1, 2000
+    alarms = sum(
+        spread_of_samples(rng.binomial(steps, rate, canaries), num_steps=steps, rate=rate).is_off(0.95)
+        for _ in range(300)
+    )
+    assert stats.binom.sf(alarms - 1, 300, 0.05) > 1e-4
+    # A partition of the records in each of four epochs; one batch in all steps.
+    for counts in (np.full(100, 4), steps * rng.binomial(1, rate, 100)):
+        assert spread_of_samples(counts, num_steps=steps, rate=rate).is_off(1 - 1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from small_runs import QUIET
 from test_run_audit import audited, holds, is_refuted, runs, two_groups  # noqa: F401 - the fixture
 
 from aggregator import mechanism
-from fairpate.methods import dp_fermi, pate, record_votes, residual_votes, teacher_votes
+from fairpate.methods import dp_fair_learning, dp_fermi, pate, raco_dp, record_votes, residual_votes, teacher_votes
 from fairpate.methods.noisy_counts import Bins
 from fairpate.nn import private_fit
 from fairpate.privacy.accountant import PoissonGaussians
@@ -23,7 +24,7 @@ from fairpate.privacy.audit import IdealAttack, NoiseSeen, gaussian_epsilon, gau
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.report.run_page import SURE, AttackResult, Audit, audit_page
 from fairpate.run import audit as run_audit
-from fairpate.run.audit import CANARIES, Claimed, Seen, Shadows
+from fairpate.run.audit import CANARIES, Claimed, Drawn, Seen, Shadows
 from fairpate.types import PrivacyStatement
 
 TEACHERS = {"num_teachers": 400, "model": {"name": "logistic"}, "fit": {"epochs": 1}}
@@ -150,6 +151,278 @@ def sampled_twice_as_often(patched: pytest.MonkeyPatch) -> None:
 def votes_twice(patched: pytest.MonkeyPatch) -> None:
     whole = mechanism.ConfidentVotes.answer
     patched.setattr(mechanism.ConfidentVotes, "answer", lambda self, votes_QC, **how: whole(self, 2 * votes_QC, **how))
+
+
+Change = Callable[[Any, Any, float], Any]
+"""Returns a release from the exact numbers, the noisy ones, and the standard deviation of the noise."""
+
+
+def sums_by(change: Change, which: str) -> Fault:
+    """Sums whose name begins with ``which`` are released otherwise than the code under test does."""
+
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = record_votes.with_noise
+
+        def with_noise(table: Any, *, stddev: float, row: str, **how: Any) -> Any:
+            noisy = whole(table, stddev=stddev, row=row, **how)
+            is_own = row.startswith(which) and how.get("noisy_sum") is None
+            return change(table, noisy, stddev) if is_own else noisy
+
+        for module in (record_votes, residual_votes, pate, teacher_votes):
+            patched.setattr(module, "with_noise", with_noise)
+
+    return fault
+
+
+def exact_column(column: int) -> Change:
+    return lambda exact, noisy, _: np.where(np.arange(exact.shape[1]) == column, exact, noisy)
+
+
+def same_in_all_rows(exact: Any, noisy: Any, _: float) -> Any:
+    return exact + (noisy - exact)[:1]
+
+
+def same_in_every_release(exact: Any, noisy: Any, stddev: float) -> Any:
+    return exact + np.rint(stddev * np.random.default_rng(1).normal(size=exact.shape)).astype(np.int64)
+
+
+def drawn_from_the_records(exact: Any, noisy: Any, stddev: float) -> Any:
+    seed = zlib.crc32(np.ascontiguousarray(exact).tobytes())
+    return exact + np.rint(stddev * np.random.default_rng(seed).normal(size=exact.shape)).astype(np.int64)
+
+
+def rounded_afterwards(exact: Any, noisy: Any, stddev: float) -> Any:
+    return (np.rint(noisy / stddev) * stddev).astype(np.int64)
+
+
+def even_noise(exact: Any, noisy: Any, _: float) -> Any:
+    return exact + (noisy - exact) // 2 * 2
+
+
+def cut_noise(exact: Any, noisy: Any, stddev: float) -> Any:
+    return exact + np.clip(noisy - exact, -2.5 * stddev, 2.5 * stddev).astype(np.int64)
+
+
+def one_noise_for_all_rounds(patched: pytest.MonkeyPatch) -> None:
+    first: list[Any] = []
+
+    def change(exact: Any, noisy: Any, stddev: float) -> Any:
+        # Eight rounds in a release.
+        if len(first) in (0, 8):
+            first[:] = [(noisy - exact) / stddev]
+        else:
+            first.append(None)
+        return exact + np.rint(stddev * first[0]).astype(np.int64)
+
+    sums_by(change, "residuals")(patched)
+
+
+def records_at_the_bound_twice(patched: pytest.MonkeyPatch) -> None:
+    """Only loud records, which are shortened, count once."""
+    whole = record_votes.WeightedBallot.votes
+
+    def votes(self: Any, x: torch.Tensor) -> Any:
+        is_quiet_N = x.flatten(1).norm(dim=1).numpy() < 1.5 * self.radius
+        return np.where(is_quiet_N[:, None], 2, 1) * whole(self, x)
+
+    patched.setattr(record_votes.WeightedBallot, "votes", votes)
+
+
+def centred_by_their_mean(patched: pytest.MonkeyPatch) -> None:
+    """Votes less the mean vote of all private records: one record more moves all of them."""
+    whole = record_votes.WeightedBallot.table
+
+    def table(self: Any, x: torch.Tensor, *how: Any, **named: Any) -> Any:
+        return whole(self, x - x.nan_to_num().mean(dim=0), *how, **named)
+
+    patched.setattr(record_votes.WeightedBallot, "table", table)
+
+
+def persons_shortened_by_label(patched: pytest.MonkeyPatch) -> None:
+    whole = record_votes.shortened_by_person
+
+    def shortened(votes: Any, rows: Any, person_N: Any, *, norm: int) -> Any:
+        return whole(votes, rows, 100 * person_N + rows, norm=norm)
+
+    patched.setattr(record_votes, "shortened_by_person", shortened)
+
+
+def votes_by(change: Callable[[Any], Any], *, of_check: bool) -> Fault:
+    """The noise of threshold checks (one for each query), or of counts (one for each class too), is changed."""
+
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = mechanism.discrete_gaussians
+
+        def discrete_gaussians(stddev: float, words: Any, source: Any) -> Any:
+            noise = whole(stddev, words, source)
+            return change(noise) if (words.ndim == 1) is of_check else noise
+
+        patched.setattr(mechanism, "discrete_gaussians", discrete_gaussians)
+
+    return fault
+
+
+def first_for_all(noise: Any) -> Any:
+    return np.broadcast_to(noise[:1], noise.shape).copy()
+
+
+def noise_on_all_parameters_but_one(patched: pytest.MonkeyPatch) -> None:
+    whole = private_fit.GaussianNoise.add_to
+    patched.setattr(private_fit.GaussianNoise, "add_to", lambda self, sums, stddev: whole(self, sums[:-1], stddev))
+
+
+def weights_moved_by_exact_sums(patched: pytest.MonkeyPatch) -> None:
+    """What is watched has noise, and the weights move by sums without."""
+    whole = private_fit.PrivateTraining.step
+
+    def step(self: Any) -> None:
+        watch, add_to, stddevs = self._watch, self._noise.add_to, list[float]()
+        self._noise.add_to = lambda _, stddev: stddevs.append(stddev)
+
+        def seeing(name: str, exact: Any, sums: Any, *, norm: float) -> None:
+            shown = [each.clone() for each in sums]
+            if name == "gradients":
+                add_to(shown, stddevs[-1])
+            watch(name, exact, shown, norm=norm)
+
+        self._watch = None if watch is None else seeing
+        whole(self)
+        self._watch, self._noise.add_to = watch, add_to
+
+    patched.setattr(private_fit.PrivateTraining, "step", step)
+
+
+def shuffled_batches(patched: pytest.MonkeyPatch) -> None:
+    """Batches of a partition, each record once in an epoch, instead of Poisson samples at the same rate."""
+
+    class Shuffled:
+        def __init__(self, count: int, rate: float, source: Any) -> None:
+            self._count, self._size, self._rest = count, max(1, round(count * rate)), torch.zeros(0, dtype=torch.int64)
+
+        def next(self) -> torch.Tensor:
+            if len(self._rest) < self._size:
+                self._rest = torch.cat([self._rest, torch.randperm(self._count)])
+            rows, self._rest = self._rest.tensor_split((self._size,))
+            return rows
+
+    patched.setattr(private_fit, "PoissonBatches", Shuffled)
+
+
+def quiet_records_twice(patched: pytest.MonkeyPatch) -> None:
+    whole = private_fit.GradientClipper.sum
+
+    def summed(self: Any, x: torch.Tensor, targets: torch.Tensor, *how: Any) -> Any:
+        found, is_quiet_B = whole(self, x, targets, *how), x.flatten(1).norm(dim=1) < 1
+        more = whole(self, x[is_quiet_B], targets[is_quiet_B])
+        torch._foreach_add_(found.gradients, more.gradients)
+        return found
+
+    patched.setattr(private_fit.GradientClipper, "sum", summed)
+
+
+def one_cell_exact(patched: pytest.MonkeyPatch) -> None:
+    whole = private_fit.LaplaceNoise.take
+    patched.setattr(
+        private_fit.LaplaceNoise, "take", lambda self, size: whole(self, size) * (np.arange(size) < size - 1)
+    )
+
+
+def second_cell_twice(patched: pytest.MonkeyPatch) -> None:
+    whole = raco_dp.PricedLoss._summed
+    patched.setattr(
+        raco_dp.PricedLoss,
+        "_summed",
+        lambda self, *given: whole(self, *given) * torch.tensor([1.0, 2.0])[:, None],
+    )
+
+
+def counts_by(change: Callable[[Any, Any], Any]) -> Fault:
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = dp_fair_learning.add_laplace
+        patched.setattr(dp_fair_learning, "add_laplace", lambda exact, **how: change(exact, whole(exact, **how)))
+
+    return fault
+
+
+# Of the right mean square over all numbers and releases, and yet they hide nothing.
+SHAPES: list[tuple[str, dict[str, Any], str, Fault, str]] = [
+    ("weighted_votes", {}, "no noise on the number of records", sums_by(exact_column(0), "class"), "one place"),
+    ("weighted_votes", {}, "no noise on one coordinate", sums_by(exact_column(7), "class"), "one place"),
+    ("weighted_votes", {}, "classes share their noise", sums_by(same_in_all_rows, "class"), "go together"),
+    ("weighted_votes", {}, "one noise for every release", sums_by(same_in_every_release, "class"), "drawn once"),
+    ("weighted_votes", {}, "noise drawn from records", sums_by(drawn_from_the_records, "class"), "two draws"),
+    ("weighted_votes", {}, "rounded afterwards", sums_by(rounded_afterwards, "class"), "this far from 0"),
+    ("weighted_votes", {}, "even noise", sums_by(even_noise, "class"), "divisible by 2"),
+    ("weighted_votes", {}, "noise cut off", sums_by(cut_noise, "class"), "this far from 0"),
+    ("weighted_votes", {}, "records at the bound twice", records_at_the_bound_twice, "one unit adds"),
+    ("weighted_votes", {}, "centred by their mean", centred_by_their_mean, "one unit adds"),
+    ("weighted_votes", {"persons": True}, "persons by label", persons_shortened_by_label, "one unit adds 1.41"),
+    ("residual_votes", {}, "one noise for all rounds", one_noise_for_all_rounds, "residuals 1: its numbers"),
+    (
+        "residual_votes",
+        {},
+        "no noise on one coordinate",
+        sums_by(exact_column(7), "residuals 2"),
+        "residuals 2: at one",
+    ),
+    ("ada_ssp", {}, "one eigenvalue's noise", sums_by(same_in_every_release, "eigenvalue"), "least eigenvalue: at one"),
+    ("record_votes", {}, "even noise", sums_by(even_noise, "prototype"), "divisible by 2"),
+    ("record_votes", {"persons": True}, "persons by label", persons_shortened_by_label, "one unit adds 1.41"),
+    ("pate", {}, "labels share their noise", votes_by(first_for_all, of_check=False), "answers: "),
+    ("pate", {}, "checks share their noise", votes_by(first_for_all, of_check=True), "threshold checks: "),
+    ("dp_sgd", {}, "no noise on one parameter", noise_on_all_parameters_but_one, "gradients: at one place"),
+    ("dp_sgd", {}, "weights moved by exact sums", weights_moved_by_exact_sums, "weights move by something else"),
+    ("dp_sgd", {}, "shuffled batches", shuffled_batches, "no Poisson samples"),
+    ("dp_sgd", {}, "quiet records twice", quiet_records_twice, "gradients: one unit adds"),
+    ("raco_dp", {}, "one cell exact", one_cell_exact, "histograms: at one place"),
+    ("raco_dp", {}, "one cell counts twice", second_cell_twice, "histograms: one unit adds 2.00"),
+    (
+        "dp_postprocessing",
+        {},
+        "rounded to hundreds",
+        counts_by(lambda _, noisy: np.rint(noisy / 100) * 100),
+        "counts: ",
+    ),
+    (
+        "dp_postprocessing",
+        {},
+        "one noise for all counts",
+        counts_by(lambda exact, noisy: exact + (noisy - exact).flat[0]),
+        "counts: its numbers",
+    ),
+]
+QUICK_SHAPES = ("no noise on the number of records", "noise drawn from records", "persons by label", "shuffled batches")
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "fault", "words"),
+    [
+        pytest.param(
+            method,
+            more,
+            fault,
+            words,
+            id=f"{method}: {what}",
+            marks=[pytest.mark.slow] * (what not in QUICK_SHAPES or method == "record_votes"),
+        )
+        for method, more, what, fault, words in SHAPES
+    ],
+)
+def test_noise_that_hides_nothing_and_units_that_count_too_much_are_found(
+    runs: Any,  # noqa: F811
+    method: str,
+    more: dict[str, Any],
+    fault: Fault,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = runs(method, **SETTINGS.get(method, {}), **more)
+    fault(monkeypatch)
+    minutes = 0.1 if method in ("dp_sgd", "raco_dp") else 60.0
+    found = audited(
+        root, wanted=lambda each: any(words in one for one in each.findings), num_canaries=5000, minutes=minutes
+    )
+    assert any(words in each for each in found.findings)
 
 
 FAULTS: list[tuple[str, str, Fault, str]] = [
@@ -326,7 +599,8 @@ def correct(delta: float, epsilons: tuple[float, ...], num_canaries: int, *, noi
             tuple(NoiseSeen.of_squares(float((row[of] ** 2).sum()), int(of.sum())) for of in (included_M, ~included_M))
             for row in noise_SM
         ]
-        return Seen(scores_SM=noise_SM + gain_SM * included_M, gains_SM=gain_SM, noise=tuple(kinds))
+        drawn = tuple(Drawn(scores_RP=row[None]) for row in noise_SM)
+        return Seen(scores_SM=noise_SM + gain_SM * included_M, gains_SM=gain_SM, noise=tuple(kinds), draws=drawn)
 
     events = (PoissonGaussians(count=1, noise_multiplier=1.0, sampling_rate=1.0),)
     releases = tuple(Claimed(name=f"release {k}", claim=claim, reach=1.0) for k, claim in enumerate(claims))
@@ -363,7 +637,7 @@ def simulated(mus: tuple[float, ...], *, num_canaries: int = 2000, noise: float 
 
 
 def test_all_tests_of_an_audit_together_refute_a_correct_method_as_rarely_as_stated() -> None:
-    """Five releases that are attacked ideally: 26 tests, each of which could raise a false alarm."""
+    """Five releases that are attacked ideally: 56 tests, each of which could raise a false alarm."""
     runs_ = 400
     alarms = sum(simulated((0.5, 0.4, 0.4, 0.3, 0.3)).refuted for _ in range(runs_))
     assert stats.binom.sf(alarms - 1, runs_, 1 - SURE) > 1e-3
