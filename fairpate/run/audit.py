@@ -120,6 +120,7 @@ _FINE = 10.0  # votes; the moments of wider discrete noise are those of a Gaussi
 _FAR = 50.0  # of a logarithm of odds
 _MOST_NUMBERS = 4096  # of a parameter, whose noise is looked at
 _MOST_DRAWS, _MOST_PLACES = 1024, 1024  # steps and numbers of a step, whose noise is looked at one by one
+_SAMPLED, _MOST_ALONE = 60, 64  # expected samples with a canary that is alone, and trainings of it
 _STILL = 0.05  # standard deviations of the noise, within which weights move as released
 _MANY = 100  # steps or queries, whose sum is nearly normal
 _LEAST_SPREAD = 1e-4  # of a squared gain: a release without noise must not make all others count for nothing
@@ -184,8 +185,8 @@ class Shadows:
     draws one shadow release with those canaries whose coins (M,) are true, and returns what the attacker sees.
     ``events``: the accountant's privacy events of one release. ``releases``: its parts with noises of their own.
     ``is_gaussian``: the scores are normally distributed, or sums of many terms. ``is_pure``: the noise of the releases
-    is Laplace. ``control_noise``: the share of the noise, 1 for the run itself. ``tests``: more tests by release, of
-    all that was played.
+    is Laplace. ``control_noise``: the share of the noise, 1 for the run itself. ``more``: by release, what all that was
+    played shows together.
     """
 
     attack: str
@@ -196,7 +197,7 @@ class Shadows:
     is_gaussian: bool = False
     is_pure: bool = False
     control_noise: float = 1.0
-    tests: Callable[[], Mapping[str, tuple[NoiseTest, ...]]] = dict
+    more: Callable[[], Mapping[str, tuple[NoiseSeen | NoiseTest, ...]]] = dict
 
 
 def audit_run(
@@ -365,14 +366,15 @@ def _attacked(
         name: outcome(each.joint_N(is_joint_S), each.coins_RM.ravel(), planned, is_gaussian=shadows.is_gaussian)
         for name, each in both.items()
     }
-    tests = _tests_of([*of_nobody, *both["audit"].seen], shadows)
+    tests, more = _tests_of([*of_nobody, *both["audit"].seen]), shadows.more()
     singles, row = [], 0
     for number, release in enumerate(shadows.releases):
+        of_all = more.get(release.name, ())
         looked_at = SingleRelease(
             name=release.name,
             claim=release.claim,
-            noise=both["audit"].noise[number],
-            tests=tests[number],
+            noise=(*both["audit"].noise[number], *(each for each in of_all if isinstance(each, NoiseSeen))),
+            tests=(*tests[number], *(each for each in of_all if isinstance(each, NoiseTest))),
             reach=release.reach,
         )
         if not release.is_attacked:
@@ -413,15 +415,14 @@ def _attacked(
     )
 
 
-def _tests_of(seen: Sequence[Seen], shadows: Shadows) -> list[tuple[NoiseTest, ...]]:
+def _tests_of(seen: Sequence[Seen]) -> list[tuple[NoiseTest, ...]]:
     """Return for each release the tests of how its noise is drawn, over all draws that were ``seen``."""
-    draws = list(zip(*(each.draws for each in seen), strict=True))
+    draws, found = list(zip(*(each.draws for each in seen), strict=True)), []
     scores = [np.concatenate([each.scores_RP for each in of_release]) for of_release in draws]
-    more, found = shadows.tests(), []
-    for release, of_release, own in zip(shadows.releases, draws, noise_tests(scores), strict=True):
+    for of_release, score_RP, own in zip(draws, scores, noise_tests(scores), strict=True):
         divisors = [each.divisor for each in of_release if each.divisor is not None]
-        coarse = [grid_test(math.gcd(*divisors), sum(each.scores_RP.size for each in of_release))] if divisors else []
-        found.append((*own, *coarse, *more.get(release.name, ())))
+        num = int((~np.isnan(score_RP)).sum())
+        found.append((*own, grid_test(math.gcd(*divisors), num)) if divisors else own)
     return found
 
 
@@ -1057,9 +1058,17 @@ def _models(
         kept, length = sums.setdefault(name, _Sums()), _length(name, exact) / norm
         kept.norm, kept.num, kept.total = max(kept.norm, length), kept.num + 1, kept.total + (length > 0)
 
-    for number in range(min(len(facts.label_names), len(number_M))):
-        rows = range(number * setting.copies, (number + 1) * setting.copies)
-        alone = replace(setting.dataset, private=setting.canaries.take(list(rows)))
+    # A convolution shares its weights among places: no canary has a direction of its own.
+    first = next(initial_model(config, setting.dataset).parameters())
+    has_direction = first.ndim == 2 and first.shape[1] == width
+    labels = min(len(facts.label_names), len(number_M))
+    # Where shadow releases do not show who is sampled, as many steps as it takes to see twice the rate.
+    wanted = 0.0 if has_direction and loaded is None else _SAMPLED / min(rates, default=math.inf)
+    for number in range(_MOST_ALONE):
+        if number >= labels and sums["gradients"].num >= wanted:
+            break
+        start = number % labels * setting.copies
+        alone = replace(setting.dataset, private=setting.canaries.take(list(range(start, start + setting.copies))))
         # Of so few records noisy group shares may be all 0.
         public = _with_public_shares(config, facts)
         public.train(replace(_training(public, alone, initial_model(public, alone)), watch=reached))
@@ -1069,9 +1078,6 @@ def _models(
     multipliers = _multipliers(config, tuple(events if is_control else stated))
     if unknown := set(reached_by_many.names) - set(multipliers):
         raise AuditError(f"method: {config.method} releases {', '.join(sorted(unknown))}, for which no audit is known.")
-    # A convolution shares its weights among places: no canary has a direction of its own.
-    first = next(initial_model(config, whole).parameters())
-    has_direction = first.ndim == 2 and first.shape[1] == width
     rate = next((r for event in events if (r := getattr(event, "sampling_rate", 1.0)) < 1), 1.0)
     is_replaced = getattr(events[0], "relation", "") == "replace one"
 
@@ -1142,21 +1148,10 @@ def _models(
             name: [NoiseSeen.of_squares(each.total, each.num, kurtosis=multipliers[name][2]) for each in seen[name]]
             for name in names
         }
-        if rate < 1:
-            in_samples = sums["gradients"]
-            if has_direction and loaded is None:
-                in_samples = _Sums(total=float(counts_M[included_M].sum()), num=steps.num * int(included_M.sum()))
-                sampled.extend(counts_M[included_M].tolist())
-                moved.append(steps.apart)
-                num_steps.append(steps.num)
-            # Of canaries without a direction, as it was seen of one alone; it is counted once.
-            elif not num_steps:
-                num_steps.append(0)
-            else:
-                in_samples = _Sums()
-            noise["gradients"].append(NoiseSeen.of_samples(int(in_samples.total), in_samples.num, rate=rate))
-        elif has_direction and loaded is None:
+        if has_direction and loaded is None:
+            sampled.extend(counts_M[included_M].tolist())
             moved.append(steps.apart)
+            num_steps.append(steps.num)
         of_beside = one_step.seen(included_M)
         draws = [
             Drawn(scores_RP=np.array(rows[name]) if rows[name] else np.zeros((0, num_places.get(name, 0))))
@@ -1175,12 +1170,17 @@ def _models(
     num_rows, num_places = dict.fromkeys(multipliers, 0), dict[str, int]()
     names = [name for name in multipliers if name in reached_by_many.names]
 
-    def tests() -> dict[str, tuple[NoiseTest, ...]]:
-        found = []
-        if sampled:
-            found.append(spread_of_samples(sampled, num_steps=num_steps[0], rate=rate))
+    def more() -> dict[str, tuple[NoiseSeen | NoiseTest, ...]]:
+        found: list[NoiseSeen | NoiseTest] = []
         if moved:
             found.append(NoiseTest(what="weights", value=max(moved), p_value=float(max(moved) <= _STILL)))
+        if rate < 1:
+            # Of canaries without a direction, as it was seen of one alone.
+            in_samples = sums["gradients"]
+            if sampled:
+                in_samples = _Sums(total=sum(sampled), num=num_steps[0] * len(sampled))
+                found.append(spread_of_samples(sampled, num_steps=num_steps[0], rate=rate))
+            found.append(NoiseSeen.of_samples(int(in_samples.total), in_samples.num, rate=rate))
         return {"gradients": tuple(found)}
 
     delta, releases = config.target.delta, []
@@ -1216,7 +1216,7 @@ def _models(
         releases=tuple(releases),
         play=play,
         is_gaussian=is_gaussian,
-        tests=tests,
+        more=more,
     )
 
 

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from small_runs import QUIET
 from test_run_audit import audited, holds, is_refuted, runs, two_groups  # noqa: F401 - the fixture
 
 from aggregator import mechanism
+from fairpate.data import Split
 from fairpate.methods import dp_fair_learning, dp_fermi, pate, raco_dp, record_votes, residual_votes, teacher_votes
+from fairpate.methods.base import configured
 from fairpate.methods.noisy_counts import Bins
 from fairpate.nn import private_fit
 from fairpate.privacy.accountant import PoissonGaussians
@@ -25,6 +28,7 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.report.run_page import SURE, AttackResult, Audit, audit_page
 from fairpate.run import audit as run_audit
 from fairpate.run.audit import CANARIES, Claimed, Drawn, Seen, Shadows
+from fairpate.run.run import run_method
 from fairpate.types import PrivacyStatement
 
 TEACHERS = {"num_teachers": 400, "model": {"name": "logistic"}, "fit": {"epochs": 1}}
@@ -475,6 +479,37 @@ def test_a_fault_in_one_of_several_releases_is_found_there(
     found = audited(root, wanted=is_refuted, num_canaries=CANARIES, minutes=minutes)
     assert found.refuted
     assert any(of_release in each for each in found.findings)
+
+
+def pictures(count: int, name: str) -> Split:
+    draws = np.random.default_rng(count)
+    x, z = draws.integers(0, 256, (count, 1, 8, 8)).astype(np.uint8), draws.integers(0, 2, count)
+    y = (x.mean(axis=(1, 2, 3)) > 127).astype(np.int64)
+    ids = [f"{name}{row}" for row in range(count)]
+    return Split(x=torch.from_numpy(x), y=torch.from_numpy(y), z=torch.from_numpy(z), record_id=ids)
+
+
+@pytest.mark.slow
+def test_a_training_with_convolutions_shows_its_noise_and_how_often_a_canary_is_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"private": 300, "public": 50, "validation": 20, "test": 60}
+    dataset = replace(two_groups(), kind="image", **{part: pictures(count, part) for part, count in parts.items()})
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    settings = {
+        "student": {"model": {"name": "cnn"}},
+        "target": {"epsilon": 4.0},
+        "dp_sgd": {"epochs": 2, "batch_size": 50, "num_records": 300},
+        "out": tmp_path / "run",
+    }
+    root = run_method(configured(settings, method="dp_sgd"), QUIET, dataset).root
+    correct = audited(root, wanted=holds, minutes=0.05)
+    assert not correct.refuted and correct.has_power
+    for fault, words in ((steps_with(2 / 3), "its noise is"), (sampled_twice_as_often, "its samples leave a unit out")):
+        with pytest.MonkeyPatch.context() as patched:
+            fault(patched)
+            found = audited(root, wanted=is_refuted, minutes=0.05)
+        assert any(words in each for each in found.findings)
 
 
 COUNTS = {"release": "counts", "mechanism": {"threshold": float("-inf")}}
