@@ -65,8 +65,8 @@ from fairpate.methods.base import (
     configured,
     find_method,
     fitted_to,
+    kind_of_teachers,
     price,
-    teaches_networks,
 )
 from fairpate.pages import delta_caution, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
@@ -1265,8 +1265,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if name not in said and value is not None and isinstance(said.get(section, {}), dict):
                 said[section] = said.get(section, {}) | {field: value}
         # Shards follow from a declared number alone: one record more would otherwise move all of them.
-        networks = given["num_records"] is None or teaches_networks(said)
-        start = fitted_to(self.method, count=num_records, num_public=num_public, networks=networks)
+        teachers = "networks" if given["num_records"] is None else kind_of_teachers(said)
+        start = fitted_to(self.method, count=num_records, num_public=num_public, teachers=teachers)
         values = merge(start, said)
         # The records are those of `fit`, so no other setting of the section `data` applies.
         if given["embedding"] == "auto":

@@ -38,7 +38,7 @@ from enum import IntEnum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -357,13 +357,15 @@ class ExpectedVotes:
     """An estimate made before a run: how many ``votes`` decide a label, the standard deviation of the noise on each
     count, and how many public records get ``labels``.
 
-    ``fitted_together``: one rule is fitted to the counts of all these records, so that their noise averages out.
+    ``fitted_together``: one rule is fitted to the answers on all these records, so that their noise averages out.
+    ``labels_only``: an answer is the class with the largest noisy count, without the counts.
     """
 
     votes: int
     noise_stddev_votes: float
     labels: int
     fitted_together: bool = False
+    labels_only: bool = False
 
     @property
     def lead_of_one(self) -> float:
@@ -376,7 +378,10 @@ class ExpectedVotes:
         """The share of the votes by which a class must lead to stand out from the noise 19 times in 20: on one record
         or, where one rule is fitted to all counts, on average over the records. Above 1: it cannot."""
         lead = self.lead_of_one
-        return lead / math.sqrt(self.labels) if self.fitted_together else lead
+        if not self.fitted_together:
+            return lead
+        # The sign of a small lead under Gaussian noise holds 2 / pi of the information in the noisy lead itself.
+        return lead / math.sqrt(self.labels * (2 / math.pi if self.labels_only else 1))
 
 
 class Method(Section):
@@ -1032,7 +1037,7 @@ COUNTS = "record_votes"
 STDDEVS_PER_CELL = 4
 """The least useful count of `record_votes`, in standard deviations of its noise."""
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
-_PER_SMALL, _FEWEST_SMALL, _MOST_SMALL = 6, 50, 5000
+_PER_SMALL, _PER_LABELLING, _FEWEST_SMALL, _MOST_SMALL = 6, 45, 50, 5000
 _FEWEST_FEATURES, _MOST_FEATURES, _MOST_OF_PICTURES, _FEATURES = 10, 50, 120, 1.5
 _MOST_QUERIES = 1000
 _HEARD, _FEWEST_FITTED = 0.08, 200
@@ -1056,8 +1061,8 @@ def resolved(overrides: Sequence[configuration.Override], method: str | None = N
         name, _ = default_method(overrides, num_sites=num_sites)
     # Anything else than a name is refused with the rest of the configuration.
     if isinstance(name, str):
-        data, networks = parse_config(said.get("data", {}), DataConfig), teaches_networks(said)
-        start = fitted(data, name, num_sites=num_sites, networks=networks)
+        data, teachers = parse_config(said.get("data", {}), DataConfig), kind_of_teachers(said)
+        start = fitted(data, name, num_sites=num_sites, teachers=teachers)
         with suppress(ConfigError):  # raised again with the rest of the configuration
             start = leaving_room(start, said, num_public=pool_size(data))
     return configured(start, overrides, method=method)
@@ -1131,13 +1136,20 @@ def leaving_room(start: Values, said: Values, *, num_public: int) -> Values:
     return start if own >= num_public else configuration.merge(start, {"aggregator": {"num_queries": own}})
 
 
-def teaches_networks(values: Mapping[str, Any]) -> bool:
-    """Return whether ``values``, nested settings, choose networks as teachers: by their model, or by how they are
-    trained."""
-    teachers = values.get("teachers")
+TeacherKind = Literal["counted", "labelling", "networks"]
+"""The kinds of teachers that defaults distinguish: small ones whose noisy counts are released, small ones of which only
+labels are released, and networks."""
+
+
+def kind_of_teachers(values: Mapping[str, Any]) -> TeacherKind:
+    """Return which kind of teachers ``values``, nested settings, choose; networks by the teachers' model, or by how
+    they are trained."""
+    teachers, asked = values.get("teachers"), values.get("aggregator")
     model, fit = (teachers.get("model"), teachers.get("fit")) if isinstance(teachers, Mapping) else (None, None)
     name = model.get("name") if isinstance(model, Mapping) else model
-    return name not in (None, "ridge") or (name is None and bool(fit))
+    if name not in (None, "ridge") or (name is None and fit):
+        return "networks"
+    return "labelling" if isinstance(asked, Mapping) and asked.get("release") == "label" else "counted"
 
 
 def num_features(num_teachers: int, epsilon: float | None, *, of_pictures: bool = False) -> int:
@@ -1149,22 +1161,25 @@ def num_features(num_teachers: int, epsilon: float | None, *, of_pictures: bool 
     return max(_FEWEST_FEATURES, min(heard, most))
 
 
-def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1, networks: bool = False) -> Values:
+def fitted(
+    data: DataConfig, method: str | None = None, *, num_sites: int = 1, teachers: TeacherKind = "counted"
+) -> Values:
     """Return default settings chosen for the size and kind of the data set ``data``, for ``method`` (None: the usual
-    default, :data:`FITTED`). ``networks``: the teachers, if the method has some, are networks."""
+    default, :data:`FITTED`) and the kind of ``teachers``, if the method has some."""
     name, entry = FITTED if method is None else method, entry_for(data)
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry.rows is not None
     count = _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
     if needed:
         count, _ = entry.protected(data.options, data.unit)
-    return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites, networks=networks)
+    return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites, teachers=teachers)
 
 
-def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1, networks: bool = False) -> Values:
+def fitted_to(
+    name: str, *, count: int, num_public: int, num_sites: int = 1, teachers: TeacherKind = "counted"
+) -> Values:
     """Return suggested settings of the method ``name``, by section, for a data set of ``num_public`` public records
-    and, at each site, ``count`` protected records or persons. ``networks``: the teachers, if the method has some, are
-    networks.
+    and, at each site, ``count`` protected records or persons. ``teachers``: their kind, if the method has some.
 
     The number of teachers and the size of batches suit the records of one site. The size of the embedding suits the
     records of all sites. Values that the method's class sets itself take precedence.
@@ -1174,11 +1189,13 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1, net
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
     # Only a part of few persons is private; teachers and batches must have some of them.
     most = max(2, count // _FEWEST_EACH)
-    teachers = min(max(_FEWEST_TEACHERS, min(count // _PER_TEACHER, _MOST_TEACHERS)), most)
+    num_teachers = min(max(_FEWEST_TEACHERS, min(count // _PER_TEACHER, _MOST_TEACHERS)), most)
     # Teachers of attributes learn from features without an embedding.
-    is_small = not networks and not method.protects_attribute_only
+    is_small = teachers != "networks" and not method.protects_attribute_only
     if is_small:
-        teachers = min(max(_FEWEST_SMALL, min(count // _PER_SMALL, _MOST_SMALL)), most)
+        # A label shows nothing of a lead that no noise reverses: fewer teachers have smaller leads.
+        each = _PER_LABELLING if teachers == "labelling" else _PER_SMALL
+        num_teachers = min(max(_FEWEST_SMALL, min(count // each, _MOST_SMALL)), most)
     many = count > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
     # None: a smaller pool is queried in full.
@@ -1187,14 +1204,14 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1, net
     values: Values = {
         "method": name,
         "student": linear,
-        "teachers": ({"model": {"name": "ridge"}} if is_small else linear) | {"num_teachers": teachers},
+        "teachers": ({"model": {"name": "ridge"}} if is_small else linear) | {"num_teachers": num_teachers},
         "aggregator": {
             # The noise of single counts averages out over a pool that is queried in full.
             "num_queries": None if has_small else num_queries,
             # Counts teach no student that learns from released attributes.
             "release": "label" if method.protects_attribute_only else "counts",
             # A start: where there is a target, the noise is scaled until the queries fit.
-            "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
+            "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": num_teachers / 10},
         },
         # A rule that is fitted to all counts labels every record.
         "teacher_votes": {"taught_share": 1.0} if is_small else {},

@@ -1,4 +1,4 @@
-"""A linear rule from noisy vote counts whose noise is known, and its thresholds from a noisy table of private labels.
+"""A linear rule from noisy vote counts or labels, and its thresholds from a noisy table of private labels.
 
 Thousands of small teachers vote on the whole public pool, and all noisy counts are released. One count says little,
 since its noise may be as large as the lead of a class; but the noise is independent from query to query, and averages
@@ -10,6 +10,10 @@ out in a fit to all of them.
                  the variance that is not noise maximise the evidence (MacKay 1992) over a grid, in closed form
     table        how many private records with label c have scores in bin b, + noise on every cell, also on empty ones
     thresholds   an intercept for each class and one scale, by logistic regression on the table
+
+If only the label with the largest noisy count is released, the regression is of one-hot labels. Its mean at a record is
+the probability of each label under the noise, which grows with the lead of the class. The variance of a label is not
+known, so the evidence chooses it. A label shows little of a lead that no noise would reverse.
 
 The shares show the direction in which the classes differ. They do not show how common a class is, since small teachers
 weigh the classes of their shards equally: the thresholds add that. Scores are whole numbers, computed from a record and
@@ -59,6 +63,8 @@ _SCALES = np.geomspace(1e-8, 10.0, 46)
 _MISFITS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)  # variance that is not noise, in units of that of the noise
 _SURE = 0.95  # that a query would name the same label
 _NOISY_RECORDS = 40_000  # public records with noisy shares, from which offsets are computed
+_UNEXPLAINED = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.05, 0.02, 0.01)  # shares of the variance of released labels
+_LEAST_SHARE = 1e-3  # of the votes, as a line may leave the range of shares
 _PERSON = 2**16
 """The unit of mass of a person, which all records of the person share in whole numbers."""
 
@@ -77,13 +83,13 @@ class ThresholdsConfig(Section):
 
 
 def fitted_rule(
-    phi_QW: Whole, counts_QC: npt.NDArray[np.integer], *, num_voters: int, noise_stddev_votes: float
+    phi_QW: Whole, counts_QC: npt.NDArray[np.integer], *, num_voters: int, noise_stddev_votes: float | None
 ) -> FloatArray:
     """Return the linear rule (C, W) that predicts each class's share of the votes from the features of a record.
 
     ``phi_QW`` are the whole-number features of the queries, the first of which is constant. ``counts_QC`` are the noisy
-    counts of ``num_voters`` voters, with noise of standard deviation ``noise_stddev_votes`` on each. Without noise and
-    prior it is least squares.
+    counts of ``num_voters`` voters, with noise of standard deviation ``noise_stddev_votes`` on each; None: it is not
+    known, as that of one-hot labels. Without noise and prior it is least squares.
     """
     x_QD, shares_QC = phi_QW[:, 1:] / UNITS, counts_QC / num_voters
     mean_D, mean_C = x_QD.mean(axis=0), shares_QC.mean(axis=0)
@@ -96,14 +102,18 @@ def fitted_rule(
     scores_QD = (x_QD - mean_D) @ axes_DD / np.sqrt(num_queries * variances_D)
     inside_DC = scores_QD.T @ (shares_QC - mean_C)
     outside = float(((shares_QC - mean_C) ** 2).sum() - (inside_DC**2).sum())
-    noise = (noise_stddev_votes / num_voters) ** 2
+    if noise_stddev_votes is None:
+        # Equal labels have no variance, and no direction either.
+        rests = [max(float(shares_QC.var(axis=0).mean()), 1e-12) * share for share in _UNEXPLAINED]
+    else:
+        rests = [(noise_stddev_votes / num_voters) ** 2 * (1 + misfit) for misfit in _MISFITS]
     freedom = max(0, num_queries - 1 - len(variances_D)) * num_classes
     best, shrunk_D = -math.inf, np.ones_like(variances_D)
-    for power in _POWERS:
+    # Equal records, or a single one, leave nothing to choose.
+    for power in _POWERS if len(variances_D) else ():
         prior_D = (variances_D / variances_D.sum()) ** power
         prior_D /= prior_D.mean()
-        for misfit in _MISFITS:
-            rest = noise * (1 + misfit)
+        for rest in rests:
             for scale in _SCALES:
                 # Standardised components: a coefficient of one moves the share by one for a standard deviation.
                 signal_D = scale * prior_D * num_queries
@@ -248,12 +258,18 @@ def multiplier_within(target_epsilon: float, target_delta: float) -> float:
 @dataclass(frozen=True, kw_only=True)
 class NoisyCounts:
     """Released noisy counts: ``counts_QC`` of ``num_voters`` voters on the public records ``record_ids``, with noise of
-    standard deviation ``noise_stddev_votes`` on each."""
+    standard deviation ``noise_stddev_votes`` on each; None: of unknown size."""
 
     counts_QC: IntArray
     record_ids: Sequence[str]
     num_voters: int
-    noise_stddev_votes: float
+    noise_stddev_votes: float | None
+
+    @classmethod
+    def of_labels(cls, labels_Q: IntArray, record_ids: Sequence[str], *, num_classes: int) -> NoisyCounts:
+        """Return released labels as the counts of one voter, whose choice is the noisy plurality of all."""
+        counts_QC = np.eye(num_classes, dtype=np.int64)[labels_Q]
+        return cls(counts_QC=counts_QC, record_ids=record_ids, num_voters=1, noise_stddev_votes=None)
 
     def rule(self, dataset: Dataset) -> tuple[FloatArray, Whole, WeightedBallot]:
         """Fit the linear rule (C, W) of shares to the counts; return it with the features of the public pool that it
@@ -273,8 +289,15 @@ class NoisyCounts:
         row_of = {record_id: row for row, record_id in enumerate(dataset.public.record_id)}
         return [row_of[record_id] for record_id in self.record_ids]
 
+    def shares(self, dataset: Dataset) -> FloatArray:
+        """Return the rule's estimate of the share of the votes that each class gets, for every record of the public
+        pool (M, C); rows sum to one."""
+        rule_CW, pool_MW, _ = self.rule(dataset)
+        shares_MC = np.clip(pool_MW / UNITS @ rule_CW.T, _LEAST_SHARE, 1.0)
+        return shares_MC / shares_MC.sum(axis=1, keepdims=True)
+
     def bins(self, dataset: Dataset, *, num_bins: int) -> tuple[Bins, WeightedBallot]:
-        """Fit the linear rule to the counts; return the bins of its scores, and the features that it reads."""
+        """Fit the linear rule to the counts; return the bins of its scores, and the map of the features it reads."""
         rule_CW, pool_MW, ballot = self.rule(dataset)
         return Bins.of(rule_CW, pool_MW, num_bins=num_bins), ballot
 
@@ -314,6 +337,7 @@ class NoisyCounts:
         shares_MC = x_MW @ shares_CW.T
         # Noise, and what exact counts differ from the rule by.
         spread = float((self.counts_QC / self.num_voters - shares_MC[self.rows(dataset)]).std())
+        assert self.noise_stddev_votes is not None
         stddev = max(spread, self.noise_stddev_votes / self.num_voters)
         offsets_C = offsets_of(softmax(x_MW @ chances_CW.T, axis=1), shares_MC, stddev=stddev)
         return ServiceRule(

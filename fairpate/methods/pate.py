@@ -468,10 +468,12 @@ class Labels(Trained):
     noise_stddev_votes: float
     table_KC: IntArray | None = None
 
-    @property
-    def noisy_counts(self) -> NoisyCounts:
-        """The released counts, for the rule that is fitted to all of them."""
-        return noisy_counts_of(self.labelled, self.noise_stddev_votes, self.num_voters)
+    def noisy_counts(self, num_classes: int) -> NoisyCounts:
+        """Return the released counts, or labels as counts, for the rule that is fitted to all of them."""
+        labelled = self.labelled
+        if labelled.counts is None:
+            return NoisyCounts.of_labels(labelled.labels, labelled.record_ids, num_classes=num_classes)
+        return noisy_counts_of(labelled, self.noise_stddev_votes, self.num_voters)
 
 
 def noisy_counts_of(labelled: LabelledSet, noise_stddev_votes: float, num_voters: int) -> NoisyCounts:
@@ -576,7 +578,7 @@ def _submit(
     """
     admission, dataset, queries = plan.method.queries.admission, plan.dataset, plan.queries
     # A rule that is fitted to all counts does not read what single counts make likely.
-    how: dict[str, Any] = {"block_size": _BLOCK, "with_chances": not plan.method.fits_counts}
+    how: dict[str, Any] = {"block_size": _BLOCK, "with_chances": not plan.method.fits_rule}
     if admission is None:
         return sessions.answer_queries(
             votes, keys=keys, session=session, on_progress=lambda done: on_progress(done, len(keys)), **how
@@ -632,8 +634,8 @@ class VotingMethod(Method):
     """A method whose voters answer queries on public records. A subclass defines the voters and how the student learns.
 
     ``votes_on_anything``: the voters of a service can also vote on records that are not in the public pool.
-    ``keeps_teachers``: the voters remain after the run, so that a service can submit further queries. ``fits_counts``:
-    a linear rule is fitted to the noisy counts of all queries.
+    ``keeps_teachers``: the voters remain after the run, so that a service can submit further queries. ``fits_rule``: a
+    linear rule is fitted to the answers to all queries, noisy counts or labels.
     """
 
     asks_teachers: ClassVar[bool] = True
@@ -643,7 +645,7 @@ class VotingMethod(Method):
     reads_public: ClassVar[bool] = True  # public records are the queries
     votes_on_anything: ClassVar[bool] = True
     keeps_teachers: ClassVar[bool] = True
-    fits_counts: ClassVar[bool] = False
+    fits_rule: ClassVar[bool] = False
 
     target: configuration.QueriesTarget = configuration.QueriesTarget()
     noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
@@ -760,7 +762,8 @@ class VotingMethod(Method):
             votes=self.num_voters,
             noise_stddev_votes=noise,
             labels=len(plan.queries),
-            fitted_together=self.fits_counts,
+            fitted_together=self.fits_rule,
+            labels_only=self.queries.release == "label",
         )
 
     def release(self, training: Training) -> Labels:
@@ -968,17 +971,17 @@ class PateFamily(GnmaxMethod):
         return self.teachers.num_teachers
 
     @property
-    def fits_counts(self) -> bool:  # type: ignore[override]
-        """True if a linear rule is fitted to all noisy counts: those of thousands of small teachers, whose noise is too
-        large for single labels (:mod:`fairpate.methods.noisy_counts`)."""
-        return self.teachers.model.name == "ridge" and self.queries.release == "counts"
+    def fits_rule(self) -> bool:  # type: ignore[override]
+        """True if a linear rule is fitted to all noisy counts or labels: those of thousands of small teachers, whose
+        noise is too large for single answers (:mod:`fairpate.methods.noisy_counts`)."""
+        return self.teachers.model.name == "ridge"
 
     @property
     def unread(self) -> dict[str, str]:
         """The disabled fields, each with the setting that disables it. A rule that is published has no training."""
         unread = super().unread
-        if not self.fits_counts:
-            unread["thresholds"] = "teachers.model" if self.queries.release == "counts" else "aggregator.release"
+        if not self.fits_rule:
+            unread["thresholds"] = "teachers.model"
         elif self.target.epsilon is None:
             unread["thresholds"] = "target.epsilon"
         if self.publishes_rule and self.public_data.self_label is None:
@@ -987,15 +990,15 @@ class PateFamily(GnmaxMethod):
 
     @property
     def publishes_rule(self) -> bool:
-        """True if the linear rule that is fitted to noisy counts is the published model itself; otherwise a student
+        """True if the linear rule that is fitted to all answers is the published model itself; otherwise a student
         learns from its labels."""
         plain = self.student.model.name in ("logistic", "bounded_logistic") and self.student.method == "supervised"
-        return self.fits_counts and plain and self.data.embedding is not None
+        return self.fits_rule and plain and self.data.embedding is not None
 
     def beside(self, dataset: Dataset) -> tuple[VoteTables | VoteSums, ...]:
         """Return the event of the noisy table from which thresholds are computed, if there is one."""
         target, share = self.target, self.thresholds.share
-        if not self.fits_counts or target.epsilon is None or not share:
+        if not self.fits_rule or target.epsilon is None or not share:
             return ()
         multiplier = multiplier_within(target.epsilon, target.delta) / math.sqrt(share)
         return (table_event(dataset.unit, noise_multiplier=multiplier),)
@@ -1006,7 +1009,7 @@ class PateFamily(GnmaxMethod):
         labels, dataset, run = super().release(training), training.dataset, training.run
         if not (beside := self.beside(dataset)):
             return labels
-        counts = labels.noisy_counts
+        counts = labels.noisy_counts(dataset.num_classes)
         settings = self._settings_of_table(counts)
         if run.thresholds.exists():
             released, origin = read_release(run.thresholds)
@@ -1029,9 +1032,10 @@ class PateFamily(GnmaxMethod):
         return {"counts": arrays_digest({"counts": counts.counts_QC}), "thresholds": dict(self.thresholds)}
 
     def service_rule(self, dataset: Dataset, run: RunDirectory) -> ServiceRule | None:
-        """Return what the two releases of a finished run say about the votes on any record; None without a table."""
+        """Return what the two releases of a finished run say about the votes on any record; None without a table, and
+        for labels, which do not say how many voted for them."""
         events = self.beside(dataset)
-        if not events:
+        if not events or self.queries.release == "label":
             return None
         if not run.thresholds.exists():
             raise RunDirectoryError(
@@ -1055,19 +1059,20 @@ class PateFamily(GnmaxMethod):
         return counts.table(dataset, self.beside(dataset)[0], self.thresholds, draw)
 
     def rule(self, dataset: Dataset, labels: Labels) -> tuple[npt.NDArray[np.float64], LabelledSet]:
-        """Return the linear rule (C, W) that was fitted to all noisy counts, and its labels of the whole pool."""
+        """Return the linear rule (C, W) that was fitted to all answers, and its labels of the whole pool."""
         event, public = next(iter(self.beside(dataset)), None), dataset.public
-        rule_CW, said = labels.noisy_counts.learned(dataset, event, labels.table_KC, self.thresholds)
+        counts = labels.noisy_counts(dataset.num_classes)
+        rule_CW, said = counts.learned(dataset, event, labels.table_KC, self.thresholds)
         ids, groups = tuple(public.record_id), public.z.numpy()
         return rule_CW, LabelledSet(record_ids=ids, labels=said.labels_M, groups=groups, chances=said.chances_MC)
 
     def said(self, training: Training, labels: Labels) -> LabelledSet:
         """Return the labels from which the student learns: those that were released or, from small teachers, those of
-        the rule that is fitted to all noisy counts."""
-        return self.rule(training.dataset, labels)[1] if self.fits_counts else labels.labelled
+        the rule that is fitted to all answers."""
+        return self.rule(training.dataset, labels)[1] if self.fits_rule else labels.labelled
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """Return the rule that is fitted to noisy counts, or a student that is trained on labels."""
+        """Return the rule that is fitted to all answers, or a student that is trained on labels."""
         if not self.publishes_rule or training.dataset.embedding is None:
             return self.taught(training, labels, self.said(training, labels))
         architecture, network = rule_network(self.rule(training.dataset, labels)[0])

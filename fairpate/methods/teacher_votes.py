@@ -70,18 +70,18 @@ class TeacherVotes(VotesOfRecords):
         return tuple(field for field in super().afterwards if field not in ("training", "augment", "backbone"))
 
     @property
-    def fits_counts(self) -> bool:
+    def fits_rule(self) -> bool:
         """True if a linear rule is fitted to all noisy counts, as with thousands of small teachers."""
         return self.teachers.model.name == "ridge"
 
     @property
     def unread(self) -> dict[str, str]:
         """The disabled fields, each with the setting that disables it."""
-        return super().unread | ({} if self.fits_counts else {"thresholds": "teachers.model"})
+        return super().unread | ({} if self.fits_rule else {"thresholds": "teachers.model"})
 
     def events(self, dataset: Dataset) -> tuple[VoteSums | VoteTables, ...]:
         """Return the events of the table of counts and, with small teachers, of the table for their thresholds."""
-        share, norm = self.thresholds.share if self.fits_counts else 0.0, two_moves(len(self.queries(dataset)))
+        share, norm = self.thresholds.share if self.fits_rule else 0.0, two_moves(len(self.queries(dataset)))
         if not share:
             return (self.sum_event(dataset.unit, norm=norm, scale=1),)
 
@@ -106,8 +106,8 @@ class TeacherVotes(VotesOfRecords):
         return ExpectedVotes(
             votes=self.teachers.num_teachers,
             noise_stddev_votes=self.events(dataset)[0].noise_stddev_votes,
-            labels=num_queries if self.fits_counts else round(self.teacher_votes.taught_share * num_queries),
-            fitted_together=self.fits_counts,
+            labels=num_queries if self.fits_rule else round(self.teacher_votes.taught_share * num_queries),
+            fitted_together=self.fits_rule,
         )
 
     def measure(self, training: Training) -> Released:
@@ -162,9 +162,9 @@ class TeacherVotes(VotesOfRecords):
         assert isinstance(event, VoteSums)
         queries = self.queries(dataset)
         counts = self.noisy_counts(queries, released.arrays["counts_QC"], event)
-        if not self.fits_counts:
+        if not self.fits_rule:
             chances_QC = label_chances(
-                counts.counts_QC, num_teachers=counts.num_voters, noise_stddev_votes=counts.noise_stddev_votes
+                counts.counts_QC, num_teachers=counts.num_voters, noise_stddev_votes=event.noise_stddev_votes
             )
             return self.taught(labels_of_chances(chances_QC), training, released, records=queries)
         table = next((each for each in others if isinstance(each, VoteSums | VoteTables)), None)

@@ -1553,7 +1553,7 @@ def _votes(
     def answered(
         cast_QC: IntArray, included_M: Coins
     ) -> tuple[IntArray, Numbers | None, NoisyCounts | None, IntArray | None]:
-        """Return the released labels (-1 where there is none) and, if they are released, the counts; both once more as
+        """Return the released labels (-1 where there is none) and, if they are released, the counts; the answers as
         the rule reads them; and the table by score."""
         dataset = None if setting is None else setting.with_canaries(included_M)
         if isinstance(config, TeacherVotes):
@@ -1564,10 +1564,13 @@ def _votes(
         gate = DemographicParityGate(rule, num_groups=len(facts.group_names), num_classes=len(facts.label_names))
         answers = mechanism.answer(cast_QC, groups=groups, keys=keys, gate=gate, source=OsEntropy())
         said_Q = np.array([-1 if answer.label is None else answer.label for answer in answers])
-        if not counted:
-            return said_Q, None, None, None
-        numbers_QC = np.array([(0,) * cast_QC.shape[1] if each.counts is None else each.counts for each in answers])
-        counts, table_KC = counted_of(numbers_QC, said_Q >= 0), None
+        numbers_QC, table_KC = None, None
+        if counted:
+            numbers_QC = np.array([(0,) * cast_QC.shape[1] if each.counts is None else each.counts for each in answers])
+            counts = counted_of(numbers_QC, said_Q >= 0)
+        else:
+            named = [ids[row] for row in np.flatnonzero(said_Q >= 0).tolist()]
+            counts = NoisyCounts.of_labels(said_Q[said_Q >= 0], named, num_classes=cast_QC.shape[1])
         if dataset is not None and isinstance(config, PateFamily):
             table_KC = config.table_by_score(dataset, counts, noisy_sum)
         return said_Q, numbers_QC, counts, table_KC

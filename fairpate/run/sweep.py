@@ -228,7 +228,7 @@ class Cell:
         """
         data = self.config.data
         # Without the settings that this cell leaves unread: the start may read them, and the command need not set them.
-        begun = _start(self.method, data.model_dump_json(), _networks(self.config))
+        begun = _start(self.method, data.model_dump_json(), _teachers(self.config))
         start = flattened(determining_values(self.config, begun.model_dump()))
         # A default that is derived from other fields is not the same as that value when set.
         dumped = flattened(self.config.model_dump())
@@ -415,8 +415,10 @@ def _config(
             except ConfigError:
                 pass  # reported below with the rest
             else:
-                networks = any(base.teaches_networks(_nested(layer)) for layer in layers)
-                chosen = _fitted_values(method, own_data.model_dump_json(), networks)
+                settings: Values = {}
+                for layer in layers:
+                    settings = merge(settings, _nested(layer))
+                chosen = _fitted_values(method, own_data.model_dump_json(), base.kind_of_teachers(settings))
                 begun = merge(chosen, {"data": {"name": own_data.name}})
     except (ConfigError, DataError) as error:
         found.append(error)
@@ -431,7 +433,7 @@ def _config(
         config = parse_config(values | {"method": method}, schema)
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
         settings = flattened(config.model_dump(mode="json"))
-        beneath = flattened(_start(method, config.data.model_dump_json(), _networks(config)).model_dump())
+        beneath = flattened(_start(method, config.data.model_dump_json(), _teachers(config)).model_dump())
         reasons, given = config.unread, flattened(values).keys() & beneath.keys()
         if unread := [path for path in given if unread_because_of(path, settings, reasons)]:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
@@ -475,22 +477,22 @@ def _nested(layer: _Layer) -> dict[str, Any]:
 
 
 @lru_cache
-def _fitted_values(method: str, data_json: str, networks: bool) -> Values:
+def _fitted_values(method: str, data_json: str, teachers: base.TeacherKind) -> Values:
     # One mapping for all callers, which merge it and never write into it.
-    return base.fitted(DataConfig.model_validate_json(data_json), method, networks=networks)
+    return base.fitted(DataConfig.model_validate_json(data_json), method, teachers=teachers)
 
 
-def _networks(config: Method) -> bool:
-    return base.teaches_networks(config.model_dump())
+def _teachers(config: Method) -> base.TeacherKind:
+    return base.kind_of_teachers(config.model_dump())
 
 
 @lru_cache
-def _start(method: str, data_json: str, networks: bool) -> Method:
+def _start(method: str, data_json: str, teachers: base.TeacherKind) -> Method:
     """Return the configuration from which `fairpate run` with this method and data set starts, before any ``--set``.
-    ``data_json`` is the data set's :class:`DataConfig` as JSON text; ``networks``: some ``--set`` makes the teachers
-    networks."""
+    ``data_json`` is the data set's :class:`DataConfig` as JSON text; ``teachers``: the kind that some ``--set``
+    chooses."""
     name = DataConfig.model_validate_json(data_json).name
-    chosen = _fitted_values(method, data_json, networks)
+    chosen = _fitted_values(method, data_json, teachers)
     return base.configured(merge(chosen, {"data": {"name": name}}), method=method)
 
 

@@ -140,7 +140,7 @@ def test_an_estimator_follows_the_rules_of_scikit_learn(name: str) -> None:
         FairClassifier(name, nonsense=1)
     default = FairClassifier(name, random_state=0)._configuration(num_records=3000, num_public=400)
     # Shards of small teachers follow from a declared number of records alone.
-    values = fitted_to(name, count=3000, num_public=400, networks=True)
+    values = fitted_to(name, count=3000, num_public=400, teachers="networks")
     if values.get("data", {}).get("embedding"):
         # Components are chosen by a declared number of records alone, not by the number that `fit` is given.
         values["data"] = {"embedding": {}}
@@ -165,7 +165,7 @@ def test_an_estimator_that_is_told_nothing_has_the_weights_of_a_command_that_is(
     )
     groups = given["sensitive_features"] if find(name)().reads_groups else None
     records, *_ = dataset_of(**{**given, "sensitive_features": groups})
-    values = fitted_to(name, count=len(records.private), num_public=len(records.public), networks=True)
+    values = fitted_to(name, count=len(records.private), num_public=len(records.public), teachers="networks")
     here = ["ray.num_actors=0"] if "ray" in find(name).model_fields else []
     config = configured(values | said, ["seed=3", f"out={tmp_path / 'run'}", *here], method=name)
     seen = records if config.data.embedding is None else embedded(records, EmbeddingConfig(**embedding))

@@ -55,8 +55,18 @@ def test_networks_as_teachers_keep_large_shards_and_few_queries(chosen: str) -> 
     for data, teachers in (("color_digits", 20), ("adult", 488)):
         config: Any = resolved([f"data.name={data}", "data.num_public=1200", chosen], "fairpate")
         assert (config.teachers.num_teachers, config.aggregator.num_queries) == (teachers, 1000)
-    few: Any = resolved(["data.name=adult", "data.num_public=400", chosen], "fairpate")
+    few: Any = resolved(["data.name=adult", "data.num_public=400", chosen, "aggregator.release=label"], "fairpate")
     assert few.aggregator.num_queries is None
+
+
+def test_small_teachers_are_fewer_where_only_their_labels_are_released() -> None:
+    """A label shows nothing of a lead that no noise reverses."""
+    of_release: list[Any] = [
+        resolved(["data.name=adult", "data.num_public=5000", *more], "fairpate")
+        for more in ((), ("aggregator.release=counts",), ("aggregator.release=label",))
+    ]
+    assert [each.teachers.num_teachers for each in of_release] == [5000, 5000, 1085]
+    assert {each.teachers.model.name for each in of_release} == {"ridge"}
 
 
 def test_more_features_are_read_where_more_of_them_can_be_heard() -> None:

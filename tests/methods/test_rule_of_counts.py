@@ -1,17 +1,25 @@
-"""A rule from noisy counts: what it converges to, whose records its table depends on, and what both releases cost."""
+"""A rule from noisy counts or labels: what it converges to, whose records its table depends on, and what both releases
+cost."""
 
 import dataclasses
+import itertools
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from scipy.stats import norm
 
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_data
-from fairpate.methods.base import configured
+from fairpate.methods.base import Training, configured
 from fairpate.methods.noisy_counts import (
+    _POWERS,
+    _SCALES,
+    _UNEXPLAINED,
     Bins,
     NoisyCounts,
     ServiceRule,
@@ -21,11 +29,13 @@ from fairpate.methods.noisy_counts import (
     offsets_of,
     table_event,
 )
-from fairpate.methods.pate import VotingMethod
+from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import VoteSums
+from fairpate.run.context import RunDirectory
 from fairpate.types import IntArray
+from tests.methods.test_teacher_votes import QUIET, dataset, records
 
 BALLOT = WeightedBallot(embedding=None)
 DRAWS = np.random.default_rng(0)
@@ -58,6 +68,75 @@ def test_noise_of_the_size_of_the_leads_averages_out_and_pure_noise_gives_no_rul
     nothing = np.rint(np.random.default_rng(2).normal(1000, noise, (900, 2))).astype(np.int64)
     flat_CW = fitted_rule(POOL, nothing, num_voters=2000, noise_stddev_votes=noise)
     assert (POOL / UNITS @ (flat_CW[0] - flat_CW[1])).std() < 0.1 * exact.std()
+
+
+def of_labels(labels_Q: np.ndarray, num_classes: int = 2) -> np.ndarray:
+    answers = NoisyCounts.of_labels(labels_Q, [str(row) for row in range(len(labels_Q))], num_classes=num_classes)
+    found_CW = fitted_rule(
+        POOL[: len(labels_Q)], answers.counts_QC, num_voters=answers.num_voters, noise_stddev_votes=None
+    )
+    assert np.isfinite(found_CW).all()
+    return found_CW
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_labels_that_no_noise_reverses_give_ridge_regression_of_one_hot_labels(num_classes: int) -> None:
+    """The posterior mean of a Gaussian process with a linear kernel, whose hyperparameters have the largest density of
+    the labels: by Cholesky factors of whole covariances, without components."""
+    # Of three classes the last one never has the most votes.
+    labels, x_QD = (POOL[:90] / UNITS @ RULE.T).argmax(axis=1), POOL[:90, 1:] / UNITS
+    one_hot_QC, x_QD = np.eye(num_classes)[labels], x_QD - x_QD.mean(axis=0)
+    centred_QC = one_hot_QC - one_hot_QC.mean(axis=0)
+    variances_D, axes_DD = np.linalg.eigh(x_QD.T @ x_QD / 90)
+    contrasts_QN = scipy.linalg.null_space(np.ones((1, 90)))
+    best, expected_QC = -math.inf, one_hot_QC
+    for power, share in itertools.product(_POWERS, _UNEXPLAINED):
+        prior_D = variances_D**power / (variances_D**power).mean() / variances_D
+        kernel_QQ = (x_QD @ axes_DD * prior_D) @ (x_QD @ axes_DD).T
+        rest = one_hot_QC.var(axis=0).mean() * share
+        for scale in _SCALES:
+            cov_QQ = scale * kernel_QQ + rest * np.eye(90)
+            of_contrasts = scipy.linalg.cho_factor(contrasts_QN.T @ cov_QQ @ contrasts_QN)
+            seen_NC = contrasts_QN.T @ one_hot_QC
+            density = -num_classes * np.log(np.diag(of_contrasts[0])).sum()
+            density -= (seen_NC * scipy.linalg.cho_solve(of_contrasts, seen_NC)).sum() / 2
+            if density > best:
+                best = density
+                expected_QC = one_hot_QC.mean(axis=0) + scale * kernel_QQ @ np.linalg.solve(cov_QQ, centred_QC)
+    found_CW = of_labels(labels, num_classes)
+    np.testing.assert_allclose(POOL[:90] / UNITS @ found_CW.T, expected_QC, atol=1e-8)
+    np.testing.assert_array_equal(found_CW, of_labels(labels, num_classes))
+
+
+def test_labels_of_which_hardly_seven_in_ten_are_right_show_nearly_what_counts_show() -> None:
+    draws, exact = np.random.default_rng(1), POOL / UNITS @ (RULE[0] - RULE[1])
+    noise = 1.5 * exact.std() * 2000
+    noisy = counts_of(RULE, 2000) + np.rint(draws.normal(0, noise, (900, 2))).astype(np.int64)
+    labels, truth = noisy.argmax(axis=1), (exact < 0).astype(np.int64)
+    assert 0.6 < (labels == truth).mean() < 0.75
+    said = [
+        POOL / UNITS @ (rule_CW[0] - rule_CW[1])
+        for rule_CW in (fitted_rule(POOL, noisy, num_voters=2000, noise_stddev_votes=noise), of_labels(labels))
+    ]
+    alike = [float(np.corrcoef(each, exact)[0, 1]) for each in said]
+    assert alike[1] > 0.93
+    assert alike[1] > alike[0] - 0.04
+    nothing = of_labels(draws.integers(0, 2, 900))
+    assert (POOL / UNITS @ (nothing[0] - nothing[1])).std() < 0.15
+
+
+def test_equal_labels_show_how_common_a_class_is_and_no_direction() -> None:
+    for row in (1, 2):
+        scores = POOL / UNITS @ of_labels(np.full(900, row), 3).T
+        np.testing.assert_allclose(scores, np.broadcast_to(np.eye(3)[row], scores.shape), atol=1e-3)
+    of_labels(np.array([0]))  # a single answer
+    # Thresholds then show the share of the class among private records, whichever label was released.
+    bins = Bins.of(of_labels(np.full(900, 0)), POOL, num_bins=24)
+    exact = bins.table(POOL, (np.arange(900) % 4 > 0).astype(np.int64))
+    rule_CW = bins.calibrated(exact, table_event("record", noise_multiplier=1.0))
+    chances = scipy.special.softmax(POOL / UNITS @ rule_CW.T, axis=1)
+    np.testing.assert_allclose(chances[:, 1], 0.75, atol=0.01)
+    assert ((POOL / UNITS @ bins.uncalibrated().T).argmax(axis=1) == 0).all()
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
@@ -141,8 +220,6 @@ def test_counts_and_table_together_cost_the_target(epsilon: float, share: float)
     values["aggregator"]["mechanism"] = {"threshold": -math.inf, "noise_stddev_votes": 50}
     config = configured(values | settings, method="fairpate")
     assert isinstance(config, VotingMethod)
-    from tests.methods.test_teacher_votes import dataset, records
-
     plan = config.plan(dataset(records(0, 90)))
     counts, table = plan.worst_case(45)
     assert accountant.epsilon([counts, table], target_delta=1e-5).epsilon == pytest.approx(epsilon, rel=2e-3)
@@ -154,6 +231,58 @@ def test_counts_and_table_together_cost_the_target(epsilon: float, share: float)
     terms = plan.terms("somebody")
     assert terms.from_json(terms.to_json()) == terms
     assert terms.beside == (table,)
+
+
+def small_teachers(method: str, release: str, **aggregator: Any) -> Any:
+    values = {"teachers": {"model": "ridge", "num_teachers": 250}, "ray": {"num_actors": 0}, "noise": "seeded"}
+    asked = {"release": release, "mechanism": {"threshold": -math.inf, "noise_stddev_votes": 50}} | aggregator
+    learning = {"student": {"model": "logistic", "fit": {"epochs": 40, "learning_rate": 0.05}}}
+    return configured(
+        values | learning | {"aggregator": asked, "target": {"epsilon": 0.5}, "thresholds": {"num_bins": 8}},
+        method=method,
+    )
+
+
+@pytest.mark.parametrize("release", ["counts", "label"])
+@pytest.mark.parametrize("method", ["fairpate", "pate", "pate_s_pre", "pate_s_in"])
+def test_students_learn_from_all_answers_of_small_teachers(method: str, release: str, tmp_path: Path) -> None:
+    """Also without the queries that the gate refused, which nobody sees."""
+    gate = {} if method in ("pate", "pate_s_in") else {"gate": {"max_disparity": 0.1, "min_count": 10}}
+    config, data = small_teachers(method, release, **gate), dataset(records(0, 3000))
+    run = RunDirectory(root=tmp_path)
+    for folder in (run.public, run.private):
+        folder.mkdir()
+    training = Training(dataset=data, model=torch.nn.Linear(3, 2), run=run, reporter=QUIET, seed=0)
+    labels = config.release(training)
+    assert isinstance(labels, Labels) and labels.queries is not None
+    answered = len(labels.labelled.labels)
+    assert (answered < labels.queries.submitted) == (method == "fairpate")
+    assert (labels.labelled.counts is None) == (release == "label")
+    assert labels.table_KC is not None and labels.table_KC.shape == (8, 2)
+    truth = (data.public.x[:, 0] > 0).long().numpy()
+    row_of = {name: row for row, name in enumerate(data.public.record_id)}
+    rows = [row_of[name] for name in labels.labelled.record_ids]
+    assert (labels.labelled.labels == truth[rows]).mean() < 0.95
+    said = config.said(training, labels)
+    assert len(said.labels) == len(truth)
+    assert (said.labels == truth).mean() > 0.85
+    fresh = records(50_000, 1000)
+    model = config.learn(training, labels).model
+    assert (model(fresh.x).argmax(dim=1) == fresh.y).float().mean() > 0.8
+
+
+def test_labels_cost_what_counts_cost_with_the_table_and_without() -> None:
+    data = dataset(records(0, 300))
+    for share in (0.0, 0.1):
+        plans = []
+        for release in ("counts", "label"):
+            config = small_teachers("pate", release)
+            config = config.model_copy(update={"thresholds": config.thresholds.model_copy(update={"share": share})})
+            plans.append(config.plan(data))
+        costs = [accountant.least_epsilon(plan.worst_case(45), target_delta=1e-5) for plan in plans]
+        assert costs[0] == costs[1] <= 0.5
+        assert vars(plans[0].mechanism) == vars(plans[1].mechanism)
+        assert len(plans[1].beside) == (share > 0)
 
 
 def test_a_table_alone_costs_the_target_and_a_person_pays_as_a_record() -> None:
@@ -168,7 +297,6 @@ def test_a_table_alone_costs_the_target_and_a_person_pays_as_a_record() -> None:
     ("overrides", "cause"),
     [
         (["teachers.model=mlp"], "teachers.model"),
-        (["aggregator.release=label"], "aggregator.release"),
         (["target.epsilon=null"], "target.epsilon"),
     ],
 )

@@ -521,11 +521,12 @@ SMALL_TEACHERS = {
     "target": {"epsilon": 1.0},
 }
 RECORD, PERSON = {"persons": False}, {"persons": True}
+LABELS = {"aggregator": {"release": "label"}}
 
 
 def of_small_teachers(runs: Any, method: str, **more: Any) -> Any:  # noqa: F811
-    own = {} if method == "teacher_votes" else {"aggregator": COUNTS | more.pop("aggregator", {})}
-    return runs(method, **SMALL_TEACHERS, **own, **more)
+    own = {} if method == "teacher_votes" else {"aggregator": COUNTS | more.get("aggregator", {})}
+    return runs(method, **SMALL_TEACHERS | more | own)
 
 
 @pytest.mark.parametrize(
@@ -536,6 +537,7 @@ def of_small_teachers(runs: Any, method: str, **more: Any) -> Any:  # noqa: F811
         pytest.param("pate", {"aggregator": {"keep": 0.5}}, marks=pytest.mark.slow),
         pytest.param("pate_s_pre", RECORD, marks=pytest.mark.slow),
         pytest.param("pate_s_in", RECORD, marks=pytest.mark.slow),
+        pytest.param("pate", LABELS, marks=pytest.mark.slow),
         pytest.param("teacher_votes", RECORD, marks=pytest.mark.slow),
         pytest.param("teacher_votes", PERSON, marks=pytest.mark.slow),
     ],
@@ -580,6 +582,7 @@ def once_per_record(patched: pytest.MonkeyPatch) -> None:
             ("fairpate", RECORD, "two thirds in the table", sums_with(2 / 3, "bin"), "table by score", True),
             ("fairpate", RECORD, "no noise in the table", sums_with(0.0, "bin"), "table by score", False),
             ("fairpate", PERSON, "a person once per record", once_per_record, "table by score", False),
+            ("pate", LABELS, "two thirds in the table beside labels", sums_with(2 / 3, "bin"), "table by score", False),
             ("teacher_votes", PERSON, "half in the counts", sums_with(0.5, "query"), "answers", False),
             ("teacher_votes", PERSON, "two thirds in the counts", sums_with(2 / 3, "query"), "answers", False),
             ("teacher_votes", PERSON, "half in the table", sums_with(0.5, "bin"), "table by score", False),
