@@ -41,7 +41,7 @@ _SHARES = (
     "fpr",
 )
 _LEAST_P = 0.001
-_COUNTS = ("answered", "submitted", "rejected", "degenerate")
+_COUNTS = ("answered", "submitted", "submitted_own", "charged", "rejected", "degenerate")
 
 Cells = dict[str, dict[str, Any]]
 

@@ -2,31 +2,37 @@
 
     FAIRPATE_DATA=... nice -n 19 python benchmarks/service_answers.py [--data adult:5000] [--seeds 0 1 2] [--keep 0.5]
 
-Each row is one run of FairPATE with its defaults and seeded noise, and one service of it over HTTP, to which test
-records are posted. ``charged`` are the queries that used votes, ``free`` those that the released rule answered.
-``right`` is the share of right labels among all answers, ``student`` the accuracy of the released model on all test
-records, ``gap`` the largest difference between the groups' shares of a label among all answers, in one-vs-rest.
-``without_offsets`` is the share of right labels if the class with most noisy votes is named: of the run's own queries,
-whose truth is that of the public pool, as a service without offsets would repeat them. Teachers vote in this process.
+Each run of FairPATE has its defaults and seeded noise. It is served twice over HTTP: as it is, and by votes alone,
+without free answers. ``charged`` are the queries that used votes, ``answered_free`` those that the released rule
+answered. ``label_accuracy`` is the share of right labels among all answers to test records,
+``accuracy_without_offsets`` that among the voted ones if the class with most noisy votes were named, ``accuracy`` that
+of the released model on all test records. ``gap`` is the largest difference between the groups' shares of a label (one
+group against the rest) among all that the service answers, those to the run's own queries included, which its gate
+bounds; ``gap_of_new`` is that of the test records alone, ``gap_of_labels`` that of their true labels. Teachers vote in
+this process: no cluster is needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import shutil
 import socket
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import measured
 import numpy as np
+import numpy.typing as npt
 import papers
 import torch
 
 from aggregator.client import AggregatorClient
 from aggregator.service.server import ServiceSettings
+from aggregator.service.writer import no_public_labels
 from fairpate.data import Dataset
 from fairpate.fairness.rates import dp_one_vs_rest
 from fairpate.http_server import HttpServer
@@ -38,6 +44,7 @@ from fairpate.run.folder import as_trained, load_for
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend
 from fairpate.terminal import Reporter
+from fairpate.types import IntArray
 from teachers.ensemble import BlockPool, collect_votes
 
 
@@ -53,13 +60,35 @@ class VotesHere(FairPate):
         )
 
 
-def measure(config: FairPate, *, num_queries: int) -> dict[str, Any]:
-    """Run ``config``, serve it, post ``num_queries`` test records, and return what the answers are worth."""
+def measure(config: FairPate, *, num_queries: int) -> dict[str, dict[str, Any]]:
+    """Run ``config``, serve it twice, once with free answers and once by votes alone, post ``num_queries`` test records
+    to each service, and return what the answers are worth, by how they are given."""
     run = run_method(config, Reporter(quiet=True))
+    copy = replace(run, root=Path(shutil.copytree(run.root, run.root.with_name("copy"))))
     dataset = as_trained(run, config, load_for(run, config.data))
+    found = {
+        "": answers(run, config, dataset, num_queries=num_queries, by_votes_alone=False),
+        ",votes_alone": answers(copy, config, dataset, num_queries=num_queries, by_votes_alone=True),
+    }
+    fixed = {
+        "accuracy": context.read_json(run.record)["accuracy"],
+        "unit": dataset.unit,
+        "relation": "add or remove one",
+        "delta": config.target.delta,
+    }
+    return {name: numbers | fixed for name, numbers in found.items()}
+
+
+def answers(
+    run: RunDirectory, config: FairPate, dataset: Dataset, *, num_queries: int, by_votes_alone: bool
+) -> dict[str, Any]:
+    """Serve ``run`` over HTTP, post test records until the budget has no room, and return what the answers are
+    worth."""
     rows = np.random.default_rng(config.seed).permutation(len(dataset.test))[:num_queries]
     x, truth_Q, groups_Q = (values[rows].numpy() for values in (dataset.test.x, dataset.test.y, dataset.test.z))
     backend = open_backend(run.root, VotesHere.model_construct(**dict(config)))
+    if by_votes_alone:
+        backend = replace(backend, public_labels=no_public_labels)
     own = len(backend.ledger.keys)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -74,29 +103,41 @@ def measure(config: FairPate, *, num_queries: int) -> dict[str, Any]:
     finally:
         server.stop()
         backend.close()
+    replies = [reply for reply in replies if reply.status != "over_budget"]
     ledger, labels_Q = backend.ledger, np.array([-1 if reply.label is None else reply.label for reply in replies])
     truth_Q, groups_Q, free_Q = truth_Q[: len(replies)], groups_Q[: len(replies)], np.array([r.free for r in replies])
     answered_Q, right_Q = labels_Q >= 0, labels_Q == truth_Q
     voted_Q = answered_Q & ~free_Q
     counts_QC = np.array([ledger.outcome_of[r.key].counts for r, voted in zip(replies, voted_Q, strict=True) if voted])
-    counts_GC = np.zeros((dataset.num_groups, dataset.num_classes))
-    np.add.at(counts_GC, (groups_Q[answered_Q], labels_Q[answered_Q]), 1)
+    # All that the service has answered, which its gate bounds: the run's own queries too.
+    group_of = dict(zip(ledger.keys, ledger.groups, strict=True)) | ledger.free
+    shown = [(backend.session.stored(key), group) for key, group in group_of.items()]
+    labels, groups = zip(
+        *[(each.label, group) for each, group in shown if each and each.label is not None], strict=True
+    )
+    counts_GC = table_of(np.array(labels), np.array(groups), dataset)
     return {
-        "own": own,
+        "submitted_own": own,
         "submitted": len(replies),
         "charged": len(ledger.keys) - own,
-        "free": int((answered_Q & free_Q).sum()),
+        "answered_free": int((answered_Q & free_Q).sum()),
         "answered": int(answered_Q.sum()),
         "label_accuracy": float(right_Q[answered_Q].mean()),
-        "right_free": float(right_Q[answered_Q & free_Q].mean()),
-        "right_voted": float(right_Q[voted_Q].mean()),
-        "right_without_offsets": float((counts_QC.argmax(axis=1) == truth_Q[voted_Q]).mean()),
-        "accuracy": context.read_json(run.record)["accuracy"],
+        "accuracy_free": float(right_Q[answered_Q & free_Q].mean()) if free_Q.any() else None,
+        "accuracy_voted": float(right_Q[voted_Q].mean()),
+        "accuracy_without_offsets": float((counts_QC.argmax(axis=1) == truth_Q[voted_Q]).mean()),
+        "majority_accuracy": float(np.bincount(truth_Q).max() / len(truth_Q)),
         "gap": dp_one_vs_rest(counts_GC[:, None, :]).value,
-        "unit": dataset.unit,
-        "relation": "add or remove one",
-        "delta": config.target.delta,
+        "gap_of_new": dp_one_vs_rest(table_of(labels_Q[answered_Q], groups_Q[answered_Q], dataset)[:, None, :]).value,
+        "gap_of_labels": dp_one_vs_rest(table_of(truth_Q, groups_Q, dataset)[:, None, :]).value,
     }
+
+
+def table_of(labels_Q: IntArray, groups_Q: IntArray, dataset: Dataset) -> npt.NDArray[np.float64]:
+    """Return how often each group has each label, shape (G, C)."""
+    counts_GC = np.zeros((dataset.num_groups, dataset.num_classes))
+    np.add.at(counts_GC, (groups_Q, labels_Q), 1)
+    return counts_GC
 
 
 def main() -> None:
@@ -119,9 +160,9 @@ def main() -> None:
             config = resolved(said, "fairpate")
             assert isinstance(config, FairPate)
             found = measure(config, num_queries=options.queries)
-        print(f"{data}, seed {seed}: {found}", flush=True)
-        cell = f"{name}/keep={options.keep:g},epsilon={options.epsilon:g}"
-        papers.add(cells, cell, seed, found)
+        for way, numbers in found.items():
+            print(f"{data}, seed {seed}{way}: {numbers}", flush=True)
+            papers.add(cells, f"{name}/keep={options.keep:g},epsilon={options.epsilon:g}{way}", seed, numbers)
     if options.write:
         measured.write("service_answers", command="python " + " ".join([*sys.argv[:1], *sys.argv[1:]]), cells=cells)
 

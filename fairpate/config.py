@@ -739,7 +739,8 @@ class QueriesConfig(AskedConfig):
         ge=0,
         le=0.9,
         description="Share of the queries within target.epsilon to keep for later, as for a service; a larger share "
-        "needs more noise.",
+        "needs more noise. With small teachers, num_queries is then as many as leave the lead of a single answer "
+        "standing out from the noise.",
     )
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."

@@ -1122,7 +1122,7 @@ def leaving_room(start: Values, said: Values, *, num_public: int) -> Values:
     keep, teachers = asked.get("keep"), values.get("teachers", {})
     if not keep or asked.get("num_queries") or teachers.get("model") != {"name": "ridge"}:
         return start
-    target = parse_config(said.get("target", {}), configuration.QueriesTarget)
+    target = parse_config(values.get("target", {}), configuration.QueriesTarget)
     if target.epsilon is None or not isinstance(keep, float) or not 0 < keep < 1:
         return start
     multiplier = accountant.least_noise(

@@ -872,7 +872,7 @@ def run_method(
                     where = "on average over all queries" if voting.fitted_together else "on a record"
                     lead = f"a lead of {percent(voting.lead_needed)} of {voting.votes:,} votes {where}"
                     reporter.note("noise", f"{lead} stands out 19 times in 20")
-                    if voting.fitted_together and getattr(getattr(opened.config, "queries", None), "keep", 0):
+                    if voting.fitted_together and getattr(opened.config, "leaves_room", False):
                         one = percent(voting.lead_of_one) if voting.lead_of_one <= 1 else "no lead"
                         reporter.note("noise", f"in a single answer of a service, {one} of them does")
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
