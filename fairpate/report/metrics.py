@@ -13,15 +13,15 @@ every small group leaves out exactly ``least``: its own and the last ones of the
 reveals nothing, even if two groups are small. Two published evaluations of the same records also reveal their
 difference, so the records that only one of them includes must not form a small cell either.
 
-Other counts are shown for all groups or for none: if a few were missing, they could be computed from the others and the
-totals. Confusion tables, and gaps given a true label, need every cell by label and prediction to be empty or large
-enough; rates of predictions and their gaps every cell by prediction. Accuracies by group may be missing for some
-groups, if what these have together is large enough. So what is known of one group is at most how many of its records
-have each prediction, and how many are right, with counts that are 0 or at least ``least``. From these alone a small
-cell by label, or by label and prediction, has more than ``least`` possible sizes: with two classes, moving one record
-between the four cells of a group changes neither, and each direction has room for as many records as its smallest cell;
-with more classes there is more room. What totals of all groups add is checked (:func:`_labels_follow`). All words, such
-as which groups are underserved, are computed from the numbers that are shown.
+Of the other groups, numbers are hidden group by group (:func:`_hidden_numbers`): first those that count a small cell,
+then more, the least informative first, until no small cell follows from the rest. A cell follows if its size is known
+to lie in a range narrower than ``least``: the range over all tables of numbers from 0 on that agree with what is shown,
+which linear programs find. What is hidden of a group is a prefix of this list: its confusion table, the right
+predictions of each class, accuracy or rates of predictions. A gap compares the groups whose numbers it needs are shown,
+and names the others as left out; the ends of its interval are drawn from these numbers alone. Evaluations of other
+models on the same records may be published too. So counts by true label are hidden by the labels alone, in each
+evaluation alike, and all others count as known. All words, such as which groups are underserved, are computed from the
+numbers that are shown.
 
 *Degenerate models.* A model may have small gaps only because it answers almost nobody, predicts one class for nearly
 everyone or nearly all of a group, or is right no more often than always predicting the most common class. The
@@ -47,6 +47,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+import scipy.optimize
+import scipy.sparse
 
 from fairpate.fairness import rates
 from fairpate.fairness.gate import filter_stream, filter_streams
@@ -66,6 +68,8 @@ LEAST_OTHERS = 3
 LEAST_ANSWERED = 0.5
 _CHANCE = 2.0  # standard deviations
 _ROUNDING = 1e-9
+_SLACK = 1e-6  # records, in linear programs
+_AT_LEAST_0 = scipy.optimize.Bounds(0)
 
 OTHER_READINGS: Mapping[str, rates.Metric] = {
     "dp_pairwise": rates.dp_pairwise,
@@ -76,7 +80,8 @@ OTHER_READINGS: Mapping[str, rates.Metric] = {
 GAPS: Mapping[str, rates.Metric] = {**{notion.reading: notion.metric for notion in NOTIONS.values()}, **OTHER_READINGS}
 """The metrics that every evaluation reports, by JSON name: one for each notion, and the other definitions."""
 _RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
-_GIVEN_LABEL = frozenset({"eo_lowy", "eo_full", "equal_opportunity"})
+_BY_CLASS = ("eo_lowy", "equal_opportunity")
+"""Gaps that follow from the labels, predictions and right predictions of each class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +110,8 @@ class GapResult:
     - ``n_undefined``: the number of cells left out.
     - ``where``: the outcome (such as a predicted class) and the groups whose rates differ most, in words.
     - ``left_out``: the measured groups for which some comparison is undefined, such as that of a true class which the
-      group lacks; of an error rate of all groups together, the classes for which it is undefined. The gap is then a
-      lower bound, and says nothing about these.
+      group lacks, or hidden, because it would reveal a small cell; of an error rate of all groups together, the classes
+      for which it is undefined. The gap is then a lower bound, and says nothing about these.
 
     If a cell has too few records, the gap is undefined and its ``min_cell_size`` is 0.
     """
@@ -311,6 +316,14 @@ class Evaluation:
         )
 
     @property
+    def hides_tables(self) -> bool:
+        """True if the counts by true label and prediction of some measured group are hidden."""
+        return any(
+            table is None and bool(group.num_answered)
+            for group, table in zip(self.groups, self.confusion_GYC, strict=True)
+        )
+
+    @property
     def not_shown(self) -> tuple[str, ...]:
         """The numbers that are missing because they would reveal small cells of the measured groups, in words."""
         known = [
@@ -320,12 +333,18 @@ class Evaluation:
         ]
         accuracies = [group.name for group, *_ in known if math.isnan(group.accuracy)]
         refusals = [group.name for group, *_ in known if group.num_records is None]
+        tables = [group.name for group, table, _ in known if table is None]
+        rates = [group.name for group, _, predicted in known if any(map(math.isnan, predicted))]
+
+        def of(names: Sequence[str]) -> str:
+            return f" of {', '.join(names)}" if len(names) < len(known) else ""
+
         hidden = {
-            "confusion tables and gaps given a true label": any(table is None for _, table, _ in known),
-            "rates of predictions and their gaps": any(math.isnan(rate) for *_, rates in known for rate in rates),
+            f"confusion tables and gaps given a true label{of(tables)}": bool(tables),
+            f"rates of predictions and their gaps{of(rates)}": bool(rates),
             f"accuracy of {', '.join(accuracies)}": bool(accuracies),
             "accuracy of all": bool(known) and math.isnan(self.accuracy),
-            "error rates": bool(known) and any(math.isnan(self.gaps[name].value) for name in _RATES & self.gaps.keys()),
+            "error rates": any(self.gaps[name].where == TOO_FEW for name in _RATES & self.gaps.keys()),
             f"how many of {', '.join(refusals)} are refused": bool(refusals),
         }
         return tuple(words for words, is_hidden in hidden.items() if is_hidden and self.metrics != "private")
@@ -374,6 +393,7 @@ def evaluate(
     least_cell: int = 1,
     apart_N: npt.ArrayLike | None = None,
     hides_predictions: bool = True,
+    labels_together: bool = False,
     num_replicates: int = 1000,
     level: float = 0.95,
 ) -> Evaluation:
@@ -386,7 +406,9 @@ def evaluate(
     With ``persons_N``, the person of each record, whole persons are resampled. Numbers from fewer than ``least_cell``
     records, or persons, are left out; ``apart_N`` marks records that another published evaluation of the same records
     leaves out. With ``hides_predictions`` False, numbers of predictions may be small: only groups, and their records
-    with a true label, need ``least_cell``. ValueError for lengths or values that do not fit.
+    with a true label, need ``least_cell``. With ``labels_together``, numbers by true label are shown of all groups or
+    of none, for records that another published evaluation divides into other groups. ValueError for lengths or values
+    that do not fit.
     """
     groups, labels = np.asarray(groups_N), np.asarray(labels_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
@@ -397,14 +419,14 @@ def evaluate(
     groups, labels = groups.astype(np.int64), labels.astype(np.int64)
     apart = None if apart_N is None else np.asarray(apart_N, np.bool_)
     shown = shown_records(
-        groups, labels, answered, least=least_cell, num_groups=len(group_names), persons_N=persons_N, apart_N=apart
+        groups, answered, least=least_cell, num_groups=len(group_names), persons_N=persons_N, apart_N=apart
     )
     units_N = np.arange(len(groups)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     refused_N, with_refusals = ~answered, shown
     if apart is not None:
         refused_N = apart
         with_refusals = shown_records(
-            groups, labels, answered & ~apart, least=least_cell, num_groups=len(group_names), persons_N=persons_N
+            groups, answered & ~apart, least=least_cell, num_groups=len(group_names), persons_N=persons_N
         )
     refused_N = refused_N & with_refusals.kept_N
     refused_G = _few_refused(groups, refused_N, with_refusals, units_N, least_cell if hides_predictions else 1)
@@ -417,15 +439,24 @@ def evaluate(
     joint_GYC = rates.joint_table(predicted, **records)
     # The difference of two evaluations is public as well.
     parts = [answered[kept]] if apart is None else [answered[kept] & of for of in (True, apart[kept], ~apart[kept])]
-    least_predicted = least_cell if hides_predictions else 1
-    cells = _shown_cells(shown, predicted, records, units_N[kept], parts, least_predicted)
+    hidden = _hidden_numbers(
+        predicted,
+        records,
+        units_N[kept],
+        parts,
+        least_cell,
+        least_cell if hides_predictions else 1,
+        labels_together=labels_together,
+    )
     drawn: dict[str, Any] = {"generator": generator}
     drawn_of: dict[str, FloatArray] = {}
     if rule is None:
         drawn["persons_N"] = None if persons_N is None else np.asarray(persons_N)[kept]
-        if not cells.by_label:
-            drawn_of = _drawn_apart(predicted, records, drawn, num_replicates)
-        joint_RGYC = rates.resampled_tables(predicted, **records, **drawn, num_replicates=num_replicates)
+        if hidden.table_G.any():
+            drawn_of = _drawn_apart(predicted, records, drawn, hidden, num_replicates)
+        else:
+            joint_RGYC = rates.resampled_tables(predicted, **records, **drawn, num_replicates=num_replicates)
+            drawn_of = dict.fromkeys(GAPS, joint_RGYC)
     else:
         # The gate's answers depend on earlier ones, so it decides again on every resampled set of records. Resampling
         # only the answered records would undo the balance that the gate keeps, and miss the gap that it allows.
@@ -434,12 +465,16 @@ def evaluate(
         )
         # Only now: the gate takes all records into account, including those of small groups.
         joint_RGYC[:, shown.small_G] = 0
+        drawn_of = {name: joint_RGYC * ~hidden.of(name)[:, None, None] for name in GAPS if name not in _RATES}
+        drawn_of |= dict.fromkeys(_RATES, joint_RGYC)
     accuracy, accuracy_G = rates.accuracies(joint_GYC)
     coverage, coverage_G = rates.coverages(groups[kept], answered[kept], num_groups=len(group_names))
     gaps = {}
     for name, metric in GAPS.items():
-        worst = metric(joint_GYC)
-        interval = rates.bootstrap_interval(metric, drawn_of.get(name, joint_RGYC), level=level)
+        # Of groups whose numbers are shown.
+        without_G = np.zeros(len(group_names), np.bool_) if name in _RATES else hidden.of(name)
+        worst = metric(joint_GYC * ~without_G[:, None, None])
+        interval = rates.bootstrap_interval(metric, drawn_of[name], level=level)
         # A largest gap is biased upwards in every replicate: if groups are treated alike, all replicates exceed the
         # gap.
         ends = (min(interval.low, worst.value), max(interval.high, worst.value))
@@ -452,7 +487,10 @@ def evaluate(
             n_undefined=worst.n_undefined,
             min_cell_size=worst.min_cell_size,
             where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
-            left_out=tuple((class_names if name in _RATES else group_names)[code] for code in worst.left_out),
+            left_out=tuple(
+                class_names[code] if name in _RATES else group_names[code]
+                for code in sorted({*worst.left_out, *np.flatnonzero(without_G).tolist()})
+            ),
         )
     measured = Evaluation(
         num_records=int(kept.sum()),
@@ -483,9 +521,7 @@ def evaluate(
         num_persons_left_out=0 if persons_N is None else len(np.unique(units_N[~kept])),
         **_of_labels(joint_GYC, class_names),
     )
-    measured = _without_small_cells(
-        measured, shown, cells, [_table(predicted, records, part) for part in parts], least_predicted
-    )
+    measured = _without_small_cells(measured, shown.small_G, hidden)
     measured = with_words(measured)
     # Groups that are too small to be measured are judged by how many of their records are answered: by their size
     # alone, as fewer than `least_cell` answers are known of them, and not how many.
@@ -497,17 +533,15 @@ def evaluate(
     return measured
 
 
-def _table(predictions_N: _Array, records: Mapping[str, Any], part_N: BoolArray) -> FloatArray:
-    """Return the counts (G, Y, C) of the records that ``part_N`` marks; ``records``: the arguments of
-    :func:`rates.joint_table`."""
-    return rates.joint_table(predictions_N, **{**records, "answered_N": part_N})
-
-
 def _drawn_apart(
-    predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
+    predictions_N: npt.NDArray[Any],
+    records: Mapping[str, Any],
+    drawn: Mapping[str, Any],
+    hidden: _Hidden,
+    num_replicates: int,
 ) -> dict[str, FloatArray]:
-    """Return bootstrap replicates (R,) of fairness gaps by notion, for an evaluation that hides counts by group and
-    true label. Only those gaps are included that can be computed from the counts that it shows."""
+    """Return bootstrap replicates (R, G, Y, C) for each fairness gap, for an evaluation that hides some numbers. The
+    replicates of a gap are drawn from the counts that the evaluation shows, of the groups that the gap compares."""
     # A seed may be public. Few tables agree with the shown counts, and the ends of an interval that was drawn from the
     # whole table would reveal which of them it was.
     if predictions_N.ndim != 1:
@@ -517,23 +551,51 @@ def _drawn_apart(
         right = np.concatenate([1 - right_NC, right_NC], axis=1).clip(0, 1)
     else:
         right = (predictions_N == records["labels_N"]).astype(np.int64)
-    ones, zeros = np.ones_like(records["labels_N"]), np.zeros_like(records["groups_N"])
+    ones = np.ones_like(records["labels_N"])
     seed = drawn["generator"].integers(2**63)
 
-    def resampled(predicted: npt.NDArray[Any], **changes: Any) -> FloatArray:
+    def resampled(predicted: npt.NDArray[Any], hidden_G: BoolArray, **changes: Any) -> FloatArray:
         # The same seed for each table, so that all intervals are of the same replicates.
         generator = np.random.default_rng(seed)
-        return rates.resampled_tables(
-            predicted, **{**records, **drawn, "generator": generator, **changes}, num_replicates=num_replicates
-        )
+        answered_N = records["answered_N"] & ~hidden_G[records["groups_N"]]
+        arguments = {**records, **drawn, "answered_N": answered_N, "generator": generator, **changes}
+        return rates.resampled_tables(predicted, **arguments, num_replicates=num_replicates)
 
-    predicted = resampled(predictions_N, labels_N=None)
-    of_all = resampled(predictions_N, groups_N=zeros)
-    return {
-        **{name: predicted for name in GAPS if name not in _RATES | _GIVEN_LABEL | {"accuracy_parity"}},
-        **dict.fromkeys(_RATES, of_all),
-        "accuracy_parity": resampled(right, labels_N=ones, num_classes=2),
-    }
+    drawn_of = dict.fromkeys(GAPS, resampled(predictions_N, hidden.predicted_G, labels_N=None))
+    drawn_of["eo_full"] = resampled(predictions_N, hidden.table_G)
+    drawn_of["accuracy_parity"] = resampled(right, hidden.right_G, labels_N=ones, num_classes=2)
+    nobody_G, zeros = np.zeros_like(hidden.table_G), np.zeros_like(records["groups_N"])
+    for names, hidden_G, groups_N in ((_BY_CLASS, hidden.found_G, records["groups_N"]), (_RATES, nobody_G, zeros)):
+        if drawn["persons_N"] is not None or records["num_classes"] == 2:
+            # Two classes have no other table. And how persons' records differ is not known.
+            replicates = resampled(predictions_N, hidden_G, groups_N=groups_N)
+        else:
+            shown = {
+                **records,
+                "groups_N": groups_N,
+                "answered_N": records["answered_N"] & ~hidden_G[records["groups_N"]],
+            }
+            table_GYC = np.array([_spread_errors(each) for each in rates.joint_table(predictions_N, **shown)])
+            size = round(table_GYC.sum())
+            chances = table_GYC.ravel() / max(table_GYC.sum(), 1)
+            counts = np.random.default_rng(seed).multinomial(size, chances, size=num_replicates) if size else 0
+            replicates = np.zeros((num_replicates, *table_GYC.shape)) + np.reshape(
+                counts, (-1, *table_GYC.shape) if size else ()
+            )
+        drawn_of |= dict.fromkeys(names, replicates)
+    return drawn_of
+
+
+def _spread_errors(table_YC: FloatArray) -> FloatArray:
+    """Return the table with the same labels, predictions and right predictions of each class in which errors are spread
+    as evenly as these allow (by iterative proportional fitting)."""
+    right_YC = np.diag(np.diag(table_YC))
+    errors_YC = (1 - np.eye(len(table_YC))) * (table_YC.sum() > 0)
+    missed_Y, mistaken_C = (table_YC - right_YC).sum(axis=1), (table_YC - right_YC).sum(axis=0)
+    for _ in range(100):
+        errors_YC = errors_YC * np.nan_to_num(rates.divide(missed_Y, errors_YC.sum(axis=1)))[:, None]
+        errors_YC = errors_YC * np.nan_to_num(rates.divide(mistaken_C, errors_YC.sum(axis=0)))
+    return right_YC + errors_YC
 
 
 def _of_labels(table_GYC: FloatArray, class_names: Sequence[str]) -> dict[str, Any]:
@@ -678,22 +740,15 @@ def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], c
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Which numbers of an evaluation may be published without revealing a small cell. Public numbers may describe only
-    the records ``kept_N`` (a mask), which exclude the groups ``small_G`` (a mask).
-
-    ``by_label``: whether counts by true label may be shown for each group; ``totals_by_label``: whether they may be
-    shown for all groups together.
-    """
+    """The records ``kept_N`` (a mask) that public numbers may describe without revealing the size of a small group.
+    They exclude the groups ``small_G`` (a mask)."""
 
     kept_N: BoolArray
     small_G: BoolArray
-    by_label: bool
-    totals_by_label: bool
 
 
 def shown_records(
     groups_N: _Array,
-    labels_N: _Array,
     answered_N: BoolArray,
     *,
     least: int,
@@ -702,7 +757,7 @@ def shown_records(
     apart_N: BoolArray | None = None,
 ) -> Shown:
     """Choose which of the answered records (mask ``answered_N``) public numbers may describe, so that no number reveals
-    a small cell.
+    the size of a small group.
 
     ``least``: a cell of fewer records, or persons, is small. ``apart_N`` marks records that another published
     evaluation of the same records leaves out.
@@ -741,27 +796,39 @@ def shown_records(
     # Last, because it may differ between models: a group of enough records may have too few answers.
     small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
     kept_N &= ~small_G[groups_N]
-    kept = [kept_N & part for part in published]
-    # The difference of two evaluations is public as well.
-    by_label = kept if apart_N is None else [*kept, kept_N & answered_N & ~apart_N]
-    num_labels = int(labels_N.max(initial=0)) + 1
-    return Shown(
-        kept_N=kept_N,
-        small_G=small_G,
-        by_label=not small(groups_N * num_labels + labels_N, num_groups * num_labels, by_label).any(),
-        totals_by_label=not small(labels_N, num_labels, kept).any(),
-    )
+    return Shown(kept_N=kept_N, small_G=small_G)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ShownCells:
-    """Which counts of the shown groups have no small cell: ``by_label``, those by true label and prediction, and
-    ``by_prediction``, those by prediction. ``right_PG2``: the numbers of wrong and right records (or persons) of each
-    group, in each published part P of the records."""
+class _Hidden:
+    """The numbers of shown groups that are not published, since a small cell could be computed from them.
 
-    by_label: bool
-    by_prediction: bool
-    right_PG2: FloatArray
+    Masks of groups (G,): ``table_G``, whose counts by label and prediction are hidden; ``found_G``, whose right
+    predictions of each class are; ``right_G``, whose right predictions are; ``predicted_G``, whose counts by prediction
+    are; ``label_G``, whose counts by true label are. Each is part of those before it. Whether numbers of all groups
+    together are hidden: ``labels``, by true label; ``errors``, by prediction, and right ones of each class;
+    ``accuracy``, the right predictions.
+    """
+
+    table_G: BoolArray
+    found_G: BoolArray
+    right_G: BoolArray
+    predicted_G: BoolArray
+    label_G: BoolArray
+    labels: bool = False
+    errors: bool = False
+    accuracy: bool = False
+
+    def of(self, name: str) -> BoolArray:
+        """Return the mask of the groups that the fairness gap ``name`` has to leave out."""
+        needs = {"eo_full": self.table_G, "eo_lowy": self.found_G, "equal_opportunity": self.found_G}
+        return needs.get(name, self.right_G if name == "accuracy_parity" else self.predicted_G)
+
+    @property
+    def is_ordered(self) -> bool:
+        """True if no mask has a group that a mask which it is part of lacks."""
+        parts = self.right_G | self.predicted_G | self.label_G
+        return bool((self.found_G >= parts).all() and (self.table_G >= self.found_G).all())
 
 
 def _is_small(sizes: FloatArray, least: int) -> BoolArray:
@@ -783,29 +850,193 @@ def _unit_counts(mass_NK: FloatArray, cells_N: _Array, num_cells: int, units_N: 
     return found
 
 
-def _shown_cells(
-    shown: Shown,
+_MOST_CELLS = 1000
+"""The most cells by group, label and prediction for which linear programs decide what follows."""
+
+
+def _hidden_numbers(
     predictions_N: _Array,
     records: Mapping[str, Any],
     units_N: _Array,
     parts: Sequence[BoolArray],
     least: int,
-) -> _ShownCells:
-    """Return which counts of shown records may be published. ``records`` are the arguments of
-    :func:`rates.joint_table`, ``parts`` marks of records whose counts are public, each by itself."""
+    least_predicted: int,
+    *,
+    labels_together: bool,
+) -> _Hidden:
+    """Choose what is not published of the shown records, so that no small cell follows from what is.
+
+    ``records`` are the arguments of :func:`rates.joint_table`, ``parts`` marks of records whose counts are public, each
+    by itself; ``least_predicted`` is the size that cells by prediction need, and ``least`` that of cells by label.
+    """
     num_groups, num_classes = records["num_groups"], records["num_classes"]
     groups_N, labels_N = records["groups_N"], records["labels_N"]
-    by_label, by_prediction, right = shown.by_label, True, []
+    tables, of_labels, cells = list[FloatArray](), list[list[_Cell]](), list[list[_Cell]]()
+    few = dict.fromkeys(("label_G", "table_G", "found_G", "predicted_G", "right_G"), np.zeros(num_groups, np.bool_))
     for part_N in parts:
         groups, labels, units = groups_N[part_N], labels_N[part_N], units_N[part_N]
         predicted = predictions_N[part_N]
         mass_NC = np.eye(num_classes)[predicted.astype(np.int64)] if predicted.ndim == 1 else predicted
-        right_N = np.take_along_axis(mass_NC, labels[:, None], axis=1)[:, 0]
-        right.append(_unit_counts(np.stack([1 - right_N, right_N], axis=1), groups, num_groups, units))
-        of_both = _unit_counts(mass_NC, groups * num_classes + labels, num_groups * num_classes, units)
-        by_label &= not _is_small(of_both, least).any()
-        by_prediction &= not _is_small(_unit_counts(mass_NC, groups, num_groups, units), least).any()
-    return _ShownCells(by_label=by_label, by_prediction=by_prediction, right_PG2=np.array(right))
+        label_NC = np.eye(num_classes)[labels]
+        right_NC = mass_NC * label_NC
+        right_N = right_NC.sum(axis=1)
+        tables.append(rates.joint_table(predictions_N, **{**records, "answered_N": part_N}))
+
+        both = _unit_counts(mass_NC, groups * num_classes + labels, num_groups * num_classes, units)
+        small_of = {"table_G": _is_small(both.reshape(num_groups, -1), least_predicted)}
+        for name, mass_NK in {
+            "label_G": label_NC,
+            # Of each class, the records that are missed and those taken for it.
+            "found_G": np.concatenate([label_NC - right_NC, mass_NC - right_NC], axis=1),
+            "predicted_G": mass_NC,
+            "right_G": np.stack([1 - right_N, right_N], axis=1),
+        }.items():
+            size = least if name == "label_G" else least_predicted
+            small_of[name] = _is_small(_unit_counts(mass_NK, groups, num_groups, units), size)
+        missed_GC, mistaken_GC = np.split(small_of["found_G"], 2, axis=1)
+        few = {name: few[name] | small_GK.any(axis=1) for name, small_GK in small_of.items()}
+        right_YC, all_YC = np.eye(num_classes) == 1, np.ones((num_classes, num_classes)) == 1
+        of_labels.append([(z, all_YC & right_YC[:, [y]]) for z, y in np.argwhere(small_of["label_G"])])
+        cells.append(
+            [
+                *((z, all_YC & right_YC[k]) for z, k in np.argwhere(small_of["predicted_G"])),
+                *((z, right_YC == bool(right)) for z, right in np.argwhere(small_of["right_G"])),
+                *of_labels[-1],
+                *((z, all_YC & right_YC[:, [c]] & ~right_YC) for z, c in np.argwhere(missed_GC)),
+                *((z, all_YC & right_YC[c] & ~right_YC) for z, c in np.argwhere(mistaken_GC)),
+                *(
+                    (z, np.arange(num_classes**2).reshape(num_classes, -1) == cell)
+                    for z, cell in np.argwhere(small_of["table_G"])
+                ),
+            ]
+        )
+    size_G = tables[0].sum(axis=(1, 2))
+    present_G, nobody_G = size_G > 0, np.zeros(num_groups, np.bool_)
+
+    def grown(mask_G: BoolArray) -> Iterator[BoolArray]:
+        """Yield ``mask_G``, then with one more group each time, smaller ones first, up to all groups."""
+        yield mask_G
+        for z in np.argsort(size_G, kind="stable"):
+            if present_G[z] and not mask_G[z]:
+                mask_G = mask_G | (np.arange(num_groups) == z)
+                yield mask_G
+
+    def is_safe(tried: _Hidden, of: Sequence[list[_Cell]]) -> bool:
+        for table, each in zip(tables, of, strict=True):
+            if (place := _following(table, each, tried, least)) is not None:
+                # Next time first: a cell often still follows when one number more is hidden.
+                each.insert(0, each.pop(place))
+                return False
+        return True
+
+    # Labels first, and from labels alone: any model that is measured on these records may show the others.
+    every: dict[str, Any] = dict.fromkeys(("table_G", "found_G", "right_G", "predicted_G"), ~nobody_G)
+    hidden = _Hidden(**every, label_G=nobody_G, errors=True, accuracy=True)
+    if labels_together and few["label_G"].any():
+        few["label_G"] = present_G
+    for label_G in grown(few["label_G"]):
+        hidden = replace(hidden, label_G=label_G)
+        if is_safe(hidden, of_labels):
+            break
+    else:
+        hidden = replace(hidden, labels=True)
+
+    # Then what depends on the model.
+    few["found_G"] = few["found_G"] | few["right_G"] | few["predicted_G"] | hidden.label_G
+    few["table_G"] = few["table_G"] | few["found_G"]
+    first: dict[str, Any] = {name: few[name] for name in every} | {"errors": False, "accuracy": False}
+    all_hidden: dict[str, Any] = dict.fromkeys(every, present_G) | {"errors": True, "accuracy": True}
+    hidden = replace(hidden, **first)
+    steps = ["table_G", "found_G", "right_G", "errors", *(["predicted_G"] if least_predicted > 1 else []), "accuracy"]
+    if tables[0].size > _MOST_CELLS and any(cells):
+        # What is left of so many cells has room enough.
+        kept = [name for name in ("predicted_G",) if not few[name].any()]
+        kept += ["accuracy"] if present_G.sum() > 1 or not few["right_G"].any() else []
+        of_all: dict[str, Any] = {name: value for name, value in all_hidden.items() if name not in kept}
+        return replace(hidden, **of_all)
+    # The least informative numbers go first, and come back one by one where others suffice.
+    done = list[str]()
+    for step in steps:
+        if np.array_equal(first[step], all_hidden[step]):
+            continue
+        if is_safe(hidden, cells):
+            break
+        hidden = replace(hidden, **{step: all_hidden[step]})
+        done.append(step)
+    for step in reversed(done[:-1]):
+        for value in grown(first[step]) if step.endswith("_G") else [False]:
+            tried = replace(hidden, **{step: value})
+            if np.array_equal(value, all_hidden[step]):
+                break
+            if tried.is_ordered and is_safe(tried, cells):
+                hidden = tried
+                break
+    return hidden
+
+
+_Cell = tuple[int, BoolArray]
+"""A group, and which of its counts by label and prediction (Y, C) are in the cell."""
+
+
+def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: _Hidden, least: int) -> int | None:
+    """Return the place of a cell whose size is known to lie in a range narrower than ``least``, given all numbers of
+    the table that are not ``hidden``; None if there is none. The first cell is tried first.
+
+    The range is that of all tables of numbers from 0 on, whole or not, that agree with the numbers shown: two linear
+    programs.
+    """
+    if not cells:
+        return None
+    at = np.flatnonzero(hidden.table_G & (table_GYC.sum(axis=(1, 2)) > 0))
+    unknown_GYC = table_GYC[at]
+    z, y, k = np.indices(unknown_GYC.shape).reshape(3, -1)
+    is_right, classes = y == k, range(table_GYC.shape[2])
+    known = []
+    for place, group in enumerate(at.tolist()):
+        here = z == place
+        known.append(here)
+        known += [] if hidden.predicted_G[group] else [here & (k == each) for each in classes]
+        known += [] if hidden.label_G[group] else [here & (y == each) for each in classes]
+        known += [] if hidden.right_G[group] else [here & is_right]
+        known += [] if hidden.found_G[group] else [here & is_right & (y == each) for each in classes]
+    # An error rate is of the records with a label, or with a prediction.
+    known += [] if hidden.labels and hidden.errors else [y == each for each in classes]
+    known += [] if hidden.accuracy else [is_right]
+    if not hidden.errors:
+        known += [k == each for each in classes]
+        known += [is_right & (y == each) for each in classes]
+    rows = np.array(known, np.float64)
+    values = rows @ unknown_GYC.ravel()
+    constraint = scipy.optimize.LinearConstraint(scipy.sparse.csc_array(rows), values - _SLACK, values + _SLACK)
+    cells_K = np.zeros((len(cells), *table_GYC.shape))
+    for mask_GYC, (of_group, counts_YC) in zip(cells_K, cells, strict=True):
+        mask_GYC[of_group] = counts_YC
+    cells_K = cells_K[:, at].reshape(len(cells), -1)
+    # Every solution shows possible sizes of all cells, so that few cells need programs of their own.
+    low_K = cells_K @ unknown_GYC.ravel()
+    high_K, enough = low_K.copy(), least - 2 * _SLACK * len(rows)
+
+    def solve(costs: FloatArray) -> None:
+        nonlocal low_K, high_K
+        found = scipy.optimize.milp(costs, constraints=constraint, bounds=_AT_LEAST_0)
+        if found.success:
+            low_K, high_K = np.minimum(low_K, cells_K @ found.x), np.maximum(high_K, cells_K @ found.x)
+
+    def is_narrow(place: int) -> bool:
+        for sign in (1, -1):
+            if high_K[place] - low_K[place] < enough:
+                solve(sign * cells_K[place])
+        return bool(high_K[place] - low_K[place] < enough)
+
+    if is_narrow(0):
+        return 0
+    # Corners in random directions of the cells that are open, while they show something new.
+    generator, before = np.random.default_rng(0), len(cells) + 1
+    while 4 < (open_K := high_K - low_K < enough).sum() < before:
+        before = int(open_K.sum())
+        for _ in range(4):
+            solve(generator.normal(size=before) @ cells_K[open_K])
+    return next((place for place in np.argsort(high_K - low_K).tolist() if is_narrow(place)), None)
 
 
 def _few_refused(groups_N: _Array, refused_N: BoolArray, shown: Shown, units_N: _Array, least: int) -> BoolArray:
@@ -820,150 +1051,37 @@ def _few_refused(groups_N: _Array, refused_N: BoolArray, shown: Shown, units_N: 
     return hidden_G
 
 
-def _without_small_cells(
-    measured: Evaluation, shown: Shown, cells: _ShownCells, published: Sequence[FloatArray], least_predicted: int
-) -> Evaluation:
-    """Return ``measured`` without the numbers from which the size of a small cell could be computed; ``shown`` and
-    ``cells`` say which these are.
-
-    ``published``: the counts (G, Y, C) by group, true label and prediction of all published evaluations of these
-    records, and of their difference; ``least_predicted``: the size that cells by prediction need.
-    """
-    least = measured.least_cell
-    hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
+def _without_small_cells(measured: Evaluation, small_G: BoolArray, hidden: _Hidden) -> Evaluation:
+    """Return ``measured`` without the numbers of small groups (mask ``small_G``) and those that ``hidden`` names."""
     tables, perfect_gap = list(measured.confusion_GYC), measured.perfect_gap
-    groups, accuracy = list(measured.groups), measured.accuracy
-    majority = (measured.majority_class, measured.majority_accuracy)
-    if not cells.by_label:
-        hidden |= _GIVEN_LABEL
-        tables = [None] * len(tables)
+    if hidden.table_G.any():
         # With two classes, the gap and the totals would reveal the counts.
-        perfect_gap = math.nan if len(measured.class_names) == 2 else np.floor(10 * perfect_gap) / 10
-        size_G = published[0].sum(axis=(1, 2))
-        present = size_G > 0
-        few_G = np.asarray(_is_small(cells.right_PG2, least_predicted).any(axis=(0, 2)))
-
-        def follows(unshown: list[int]) -> bool:
-            """Whether a small cell follows if the accuracies of the groups ``unshown`` are not shown."""
-            together_P2 = cells.right_PG2[:, unshown].sum(axis=1)
-            if (
-                few_G[np.setdiff1d(np.flatnonzero(present), unshown)].any()
-                or _is_small(together_P2, least_predicted).any()
-            ):
-                return True
-            return any(_labels_follow(each, unshown, least, shown.totals_by_label) for each in published)
-
-        # Groups with few errors lose their accuracy, and then the fewest and smallest others; never one alone, whose
-        # accuracy the total would give.
-        in_turn = [z for z in np.lexsort((size_G, ~few_G)).tolist() if present[z]]
-        unshown = next(
-            (in_turn[:number] for number in (0, *range(2, len(in_turn))) if not follows(in_turn[:number])), in_turn
-        )
-        hidden |= {"accuracy_parity"} if unshown else set()
-        groups = [replace(group, accuracy=math.nan) if z in unshown else group for z, group in enumerate(groups)]
-        with_totals = shown.totals_by_label and not any(_labels_follow_from_totals(each, least) for each in published)
-        if not with_totals:
-            majority = (None, math.nan)
-        # Error rates show the predictions of all groups together, and nearly all that is known of a single one.
-        if not with_totals or not cells.by_prediction or (len(in_turn) == 1 and least_predicted > 1):
-            hidden |= _RATES
-        if any(_few_errors(each, least_predicted) for each in published):
-            hidden |= _RATES
-            # Of two classes the errors follow from accuracy, predictions and the number of a class.
-            majority = (None, math.nan) if len(measured.class_names) == 2 else majority
-        if len(in_turn) == 1 and few_G.any():
-            accuracy = math.nan
-        for table_GYC in published:
-            # The accuracy of all reveals labels where errors, right predictions or the records of a class are few.
-            size, right = table_GYC.sum(), np.trace(table_GYC, axis1=1, axis2=2).sum()
-            other = size if with_totals else size - table_GYC.sum(axis=(0, 1)).max()
-            if size > 0 and 2 * min(right, size - right, other) < least:
-                hidden |= _RATES
-                accuracy = math.nan
-    if not cells.by_prediction:
-        hidden |= set(GAPS) - _RATES - _GIVEN_LABEL - {"accuracy_parity"}
-    for z in np.flatnonzero(shown.small_G):
+        perfect_gap = math.nan if len(measured.class_names) == 2 else float(np.floor(10 * perfect_gap) / 10)
+    groups = [replace(each, accuracy=math.nan) if hidden.right_G[z] else each for z, each in enumerate(measured.groups)]
+    for z in np.flatnonzero(small_G | hidden.table_G):
         tables[z] = None
+    for z in np.flatnonzero(small_G):
         groups[z] = GroupResult(name=groups[z].name)
-    too_few = replace(NOT_MEASURED, where=TOO_FEW)
-    unknown_GC = tuple((math.nan,) * len(row) for row in measured.rates_GC)
+    gaps = dict(measured.gaps)
+    for name, gap in gaps.items():
+        is_hidden = hidden.errors if name in _RATES else math.isnan(gap.value) and hidden.of(name).any()
+        if is_hidden or 0 < gap.min_cell_size < measured.least_cell:
+            gaps[name] = replace(NOT_MEASURED, level=gap.level, where=TOO_FEW)
     return replace(
         measured,
-        accuracy=accuracy,
-        perfect_gap=float(perfect_gap),
+        accuracy=math.nan if hidden.accuracy else measured.accuracy,
+        perfect_gap=perfect_gap,
         groups=tuple(groups),
-        gaps={
-            name: replace(too_few, level=gap.level) if name in hidden else gap for name, gap in measured.gaps.items()
-        },
-        ermi=measured.ermi if cells.by_prediction else math.nan,
-        ermi_given_label=measured.ermi_given_label if cells.by_label else math.nan,
-        rates_GC=measured.rates_GC if cells.by_prediction else unknown_GC,
+        gaps=gaps,
+        ermi=math.nan if hidden.predicted_G.any() else measured.ermi,
+        ermi_given_label=math.nan if hidden.table_G.any() else measured.ermi_given_label,
+        rates_GC=tuple(
+            (math.nan,) * len(row) if hidden.predicted_G[z] else row for z, row in enumerate(measured.rates_GC)
+        ),
         confusion_GYC=tuple(tables),
-        majority_class=majority[0],
-        majority_accuracy=majority[1],
+        majority_class=None if hidden.labels else measured.majority_class,
+        majority_accuracy=math.nan if hidden.labels else measured.majority_accuracy,
     )
-
-
-def _few_errors(joint_GYC: FloatArray, least: int) -> bool:
-    """Return True if the error rates and the most common class of all groups together show that a class is found,
-    missed or mistaken for fewer than a quarter of ``least`` records: a group's cell would have hardly more sizes that
-    are possible."""
-    table_YC = joint_GYC.sum(axis=0)
-    label_C, predicted_C, right_C = table_YC.sum(axis=1), table_YC.sum(axis=0), np.diagonal(table_YC)
-    # Of each rate the largest one alone is shown.
-    shown = {int(label_C.argmax())}
-    for name in _RATES:
-        events = GAPS[name].events(joint_GYC)
-        rate_E = rates.divide(events.hits_EG[:, 0], events.sizes_EG[:, 0])
-        if not np.isnan(rate_E).all():
-            label = events.cells[int(np.nanargmax(rate_E))].label
-            shown |= set() if label is None else {label}
-    of = sorted(shown)
-    missed_C, mistaken_C = label_C - right_C, predicted_C - right_C
-    counts = np.stack([right_C, missed_C, mistaken_C, label_C.sum() - label_C - mistaken_C])[:, of]
-    return bool(((counts > _ROUNDING) & (4 * counts < least)).any())
-
-
-def _labels_follow(joint_GYC: FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
-    """Return True if an outsider can nearly compute how many records have some true label. The outsider knows the
-    predictions by group, and the accuracies of all groups except ``hidden``.
-
-    "Nearly" means: within a range narrower than half of ``least``. ``with_totals``: the outsider knows the accuracy and
-    most common class of all groups together too.
-    """
-    # One more record of each kind of error, and one less of each kind of right prediction, changes the size of a class
-    # by 2.
-    together_HYC = joint_GYC[list(hidden)]
-    known_GYC = np.delete(joint_GYC, hidden, axis=0)
-    known_GYC = np.concatenate([known_GYC, together_HYC.sum(axis=0, keepdims=True)]) if hidden else known_GYC
-    size_G, right_G = known_GYC.sum(axis=(1, 2)), np.trace(known_GYC, axis1=1, axis2=2)
-    other_G = size_G - known_GYC.sum(axis=1).max(axis=1)
-    moves_G = np.minimum(np.minimum(right_G, size_G - right_G), other_G)
-    if joint_GYC.shape[-1] == 2 and with_totals:
-        found_G, predicted_G = known_GYC[:, 1, 1], known_GYC[:, :, 1].sum(axis=1)
-        # Bounds of an intersection (Fréchet): of the records predicted as class 1 and those predicted correctly.
-        fewest_G = np.maximum(0, predicted_G + right_G - size_G)
-        moves_G = _moves(found_G - fewest_G, np.minimum(predicted_G, right_G) - fewest_G)
-    is_narrow = bool((4 * moves_G < least)[size_G > 0].any())
-    return is_narrow or (bool(hidden) and _labels_follow_from_totals(together_HYC, least))
-
-
-def _labels_follow_from_totals(joint_GYC: FloatArray, least: int) -> bool:
-    """Return True if an outsider can nearly compute how many records have some true label, as in
-    :func:`_labels_follow`. The outsider knows the predictions by group, and the accuracy and most common class of all
-    groups together. False for more than two classes."""
-    if joint_GYC.shape[-1] != 2:
-        return False
-    moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
-    return bool((2 * moves_G < least)[joint_GYC.sum(axis=(1, 2)) > 0].any())
-
-
-def _moves(count_G: FloatArray, most_G: FloatArray) -> FloatArray:
-    """Return, for each group, the range (largest minus smallest possible value) of its unknown count. An outsider knows
-    only the sum of the counts ``count_G``, and that no count is negative or exceeds ``most_G``."""
-    up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
-    room_G = most_G - count_G
-    return up_G + np.minimum(count_G, room_G.sum() - room_G)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -384,7 +384,7 @@ class MeasuredClaims:
             if is_parity and not math.isnan(measured.perfect_gap):
                 # If tables are hidden the gap was rounded down, so it is worded as a bound.
                 rounded = f"of {measured.perfect_gap:.1f} or more" if measured.perfect_gap else "below 0.1"
-                of = f"of {measured.perfect_gap:.3f}" if any(measured.confusion_GYC) else rounded
+                of = f"of {measured.perfect_gap:.3f}" if not measured.hides_tables else rounded
                 perfect = (
                     f"A model that is always right would have a gap {of} here, that of the true labels, and an "
                     "equalized-odds gap of 0."
@@ -617,10 +617,10 @@ def gap_words(gap: GapResult) -> str:
 
 
 def undefined_words(gap: GapResult) -> str:
-    """Return words on why some comparison of a fairness gap is undefined for the groups that it leaves out."""
+    """Return words on why a fairness gap leaves out groups: some comparison is undefined or hidden for them."""
     return (
-        f"some of what is compared is undefined for {listed(gap.left_out)}, such as a share of no records: the gap may "
-        "be larger"
+        f"some of what is compared is undefined for {listed(gap.left_out)}, such as a share of no records, or hidden, "
+        "such as one of too few: the gap may be larger"
     )
 
 
@@ -652,8 +652,8 @@ def small_cell_words(measured: Evaluation) -> str:
         )
     words = (
         f"Cells of fewer than {measured.least_cell} {noun} are not shown, nor totals that would reveal them. A cell is "
-        "a group, or those of a group with one true label, one prediction, both, or a right, wrong or refused one; all "
-        "groups together are none."
+        "a group, or those of a group with one true label, one prediction, both, or a right, wrong or refused one, "
+        "also of one class; all groups together are none."
     )
     return f"{words} Missing for this reason: {'; '.join(hidden)}." if hidden else words
 

@@ -253,7 +253,8 @@ def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]
     for name, found in evaluations.items():
         predicted = sum(any(rates[k] > 0 for rates in found.rates_GC) for k in range(len(found.class_names)))
         words = f"{count(predicted)} of {count(len(found.class_names))} classes are predicted for some record."
-        if all(math.isnan(rate) for rates in found.rates_GC for rate in rates):
+        measured = zip(found.groups, found.rates_GC, strict=True)
+        if any(math.isnan(rate) for group, rates in measured if group.num_answered for rate in rates):
             words = "Which classes are predicted is not shown: some class is predicted for too few of a group."
         # Before the number of classes, as they explain why it is small.
         cautions = (*found.degenerate, *found.underserved)

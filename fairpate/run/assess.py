@@ -461,10 +461,7 @@ def assess_predictions(
 
     finest, named = _codes([text[name] for name in groups])
     # The finest division decides which records are left out: otherwise totals less its groups would show a small one.
-    no_labels, num_groups = np.zeros_like(finest), len(named)
-    kept_N = shown_records(
-        finest, no_labels, answered_N, least=least_cell, num_groups=num_groups, persons_N=persons_N
-    ).kept_N
+    kept_N = shown_records(finest, answered_N, least=least_cell, num_groups=len(named), persons_N=persons_N).kept_N
     divisions, codes = [], []
     # The intersections last: below, the finest division is known by its place.
     for names in [[name] for name in groups] + ([list(groups)] if len(groups) > 1 else []):
@@ -499,6 +496,8 @@ def assess_predictions(
                 least_cell=least_cell,
                 # How many are selected is the subject of the report.
                 hides_predictions=False,
+                # Several columns divide the same records in ways that overlap.
+                labels_together=len(groups) > 1,
                 generator=np.random.default_rng(seed),
             )
             measured = replace(measured, fair_at=rule)

@@ -690,6 +690,14 @@ def unlike_tables(given: Mapping[str, Any]) -> list[str]:
     for name, (coverage, answered, records) in shares.items():
         if records and not math.isnan(coverage) and not math.isclose(coverage, (answered or 0) / records):
             wrong.append(name)
+    for group, table, predicted in zip(measured.groups, measured.confusion_GYC, measured.rates_GC, strict=True):
+        # Of each group by itself: the tables of others may be hidden.
+        if table is not None and group.num_answered:
+            one_GYC = np.array([table], np.float64)
+            found_1C, accuracy = rates.group_rates(one_GYC)[0], rates.accuracies(one_GYC)[0]
+            same = round(one_GYC.sum()) == group.num_answered and alike(accuracy, group.accuracy)
+            if not (same and alike(found_1C.tolist(), list(predicted))):
+                wrong.append(f"groups.{group.name}")
     tables = np.array(measured.confusion_GYC, dtype=object)
     if tables.ndim != 3 or any(each is None for each in tables.ravel()):
         return wrong

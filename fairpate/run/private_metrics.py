@@ -170,7 +170,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         return replace(measured, metrics=settings.metrics, fair_at=settings.rule)
 
     kept = metrics.shown_records(
-        groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
+        groups, prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
     # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
     headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
