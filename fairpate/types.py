@@ -358,7 +358,8 @@ class RunRecord:
     chance; ``unmeasured_groups`` have too few
     answered test records and are left out of gaps. ``answered`` is the number of released labels of a method that
     answers queries, ``answered_by_group`` that of each public group in the order of its codes; null for other methods.
-    ``metrics`` says whether a privacy guarantee covers the metrics.
+    ``metrics`` says whether a privacy guarantee covers the metrics. ``declared_units`` is the public number of
+    protected units, with which ``delta`` is compared; null if none is.
     """
 
     method: str
@@ -381,6 +382,7 @@ class RunRecord:
     answered: int | None = None
     answered_by_group: tuple[int, ...] | None = None
     metrics: MetricsKind = "outside"
+    declared_units: int | None = None
 
 
 ItemT = TypeVar("ItemT")

@@ -611,6 +611,7 @@ def make_plan(
     delta: base.Delta = None,
     overrides: base.Overrides = None,
     data_dir: base.DataDir = None,
+    yes: base.Yes = False,
 ) -> Output:
     """Plan a release: its method, noise and privacy cost, its sites, and how many of them may be lost or collude.
 
@@ -631,7 +632,8 @@ def make_plan(
     roster = plans.read_roster(sites)
     options: list[Override] = [*(overrides or []), *((name, each) for name, each in given.items() if each is not None)]
     config = resolved(options, method, num_sites=len(roster))
-    plan = plans.make_plan(config, roster, output, may_vanish=may_vanish, may_collude=may_collude, reporter=Reporter())
+    reporter = Reporter(asks=not yes)
+    plan = plans.make_plan(config, roster, output, may_vanish=may_vanish, may_collude=may_collude, reporter=reporter)
     facts = {"file": output, "digest": plan.digest, "sites": len(roster), "sums": len(plan.sums)}
     return Output(facts=facts, words=f"{output}: plan {plan.digest}")
 

@@ -120,7 +120,8 @@ class Point:
     undefined objective. ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
     repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
     records, NaN if unknown. ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in
-    words. ``groups`` counts, for each group, the seeds in which a constant prediction would serve the group better, and
+    words. ``units`` is the public number of protected units, with which delta is compared, None if none is.
+    ``groups`` counts, for each group, the seeds in which a constant prediction would serve the group better, and
     those in which the group had no answered test record.
     """
 
@@ -134,6 +135,7 @@ class Point:
     majority_accuracy: float = math.nan
     degenerate: tuple[str, ...] = ()
     groups: GroupsTold = field(default_factory=GroupsTold)
+    units: int | None = None
     notion: NotionName = DEFAULT
     fairness_S: Mapping[NotionName, FloatArray] = field(default_factory=dict)
     ends_S3: Mapping[NotionName, FloatArray] = field(default_factory=dict)
@@ -262,6 +264,7 @@ def points_of(
                     for word, number in seeds_by_word.items()
                 ),
                 groups=GroupsTold.of(found),
+                units=max((each.declared_units for each in found if each.declared_units is not None), default=None),
                 fairness_S={name: np.array([notion_value(each, name) for each in found], np.float64) for name in NAMES},
                 ends_S3={
                     name: np.array(

@@ -23,7 +23,17 @@ from typing import Any
 import numpy as np
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
-from fairpate.pages import count, counted, decimal, epsilon_text, percent, render, strength
+from fairpate.pages import (
+    count,
+    counted,
+    decimal,
+    delta_caution,
+    epsilon_text,
+    is_void_delta,
+    percent,
+    render,
+    strength,
+)
 from fairpate.report import figures, frontier
 from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
 from fairpate.report.records import WORDS, fair_words, listed
@@ -404,7 +414,12 @@ def _class_view(
         texts = {epsilon_text(point.value("epsilon")) for point in ranked(points)}
         budgets = {math.inf if text == "∞" else float(text): text for text in texts}
         # The slider begins at the largest budget that is called private.
-        private = [budget for budget in budgets if strength(budget, privacy.delta) == "bounded"]
+        # Whatever epsilon is, a delta that is too large for the number of records is no privacy.
+        units = max((point.units for point in points if point.units is not None), default=None)
+        is_void = is_void_delta(privacy.delta, units)
+        private = [each for each in budgets if strength(each, privacy.delta) == "bounded" and not is_void]
+        has_guarantee = any(math.isfinite(point.value("epsilon")) for point in points)
+        caution = delta_caution(privacy.delta, units, privacy.unit) if has_guarantee else ""
         seen = []
         for found in (panels_of_notion[panel] for panels_of_notion in by_notion):
             num_undefined = len(frontier.frontier(found).undefined)
@@ -422,6 +437,7 @@ def _class_view(
         panels.append(
             {
                 "data": panel.data,
+                "caution": caution,
                 "number": number,
                 "label": figures.class_label(privacy),
                 "compared": compared,

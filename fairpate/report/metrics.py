@@ -261,8 +261,10 @@ class Evaluation:
 
     @property
     def disparity(self) -> float:
-        """The demographic-parity gap, which is the fairness number that pages state first."""
-        return self.measured("demographic_parity").value
+        """The demographic-parity gap, by which models are compared; NaN also if it leaves out a measured group, since a
+        gap of fewer groups is smaller for that reason alone."""
+        gap = self.measured("demographic_parity")
+        return math.nan if gap.left_out else gap.value
 
     def measured(self, notion: NotionName) -> GapResult:
         """Return the gap or rate of a notion of fairness; NOT_MEASURED if it was not evaluated, for example by an
@@ -965,7 +967,8 @@ def _hidden_numbers(
         done.append(step)
     for step in reversed(done[:-1]):
         for value in grown(first[step]) if step.endswith("_G") else [False]:
-            tried = replace(hidden, **{step: value})
+            change: dict[str, Any] = {step: value}
+            tried = replace(hidden, **change)
             if np.array_equal(value, all_hidden[step]):
                 break
             if tried.is_ordered and is_safe(tried, cells):

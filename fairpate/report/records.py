@@ -455,7 +455,7 @@ class MeasuredClaims:
             rows.append(("warning", f"gaps leave out {missing}: too few answered {measured.words['cell_noun']}s"))
         rows += [
             ("coverage", percent(measured.coverage)),
-            ("demographic disparity", f"{decimal(gap.value)}, interval {interval_words(gap)}"),
+            ("demographic disparity", f"{gap_words(gap)}, interval {interval_words(gap)}"),
         ]
         of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
         for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):

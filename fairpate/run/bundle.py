@@ -557,6 +557,8 @@ class _Check:
             "unmeasured_groups": measured.not_measured,
             "epsilon_is_data_dependent": False,
             "answered": None if queries is None else queries.answered,
+            # Without one in the record, of an earlier version, nothing is claimed.
+            **({"declared_units": self.said.declared_units} if given.get("declared_units") is not None else {}),
         }
         # Through JSON, which made lists of tuples and null of what is undefined.
         expected = json.loads(json.dumps(strict(expected)))

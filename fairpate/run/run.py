@@ -1210,6 +1210,7 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         unmeasured_groups=headline.not_measured,
         answered=None if statement.queries is None else statement.queries.answered,
         answered_by_group=answered_by_group,
+        declared_units=statement.declared_units,
     )
     write_json(run.record, strict(asdict(record)))
     if run.costs.exists():

@@ -71,6 +71,7 @@ _FAIRNESS = {
 _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
 
 
+_UNITS = ("declared_units",)
 _TEXT, _NUMBER, _COUNT = pa.string(), pa.float64(), pa.int64()
 # Columns that cannot be null are known for a failed cell too.
 _KNOWN = ("digest", "method", "data", "seed", "config", "status", "error", "command")
@@ -92,6 +93,7 @@ SCHEMA = pa.schema(
         (pa.list_(_COUNT), ("answered_by_group",)),
         (_TEXT, ("metrics",)),
         (_NUMBER, tuple(_FAIRNESS)),
+        (_COUNT, _UNITS),
     )
     for name in names
 )
@@ -166,8 +168,8 @@ def read_table(path: Path) -> pa.Table:
         with pq.ParquetFile(path) as file:
             table = file.read()
         # A notion that the version of the table did not know was not recorded.
-        for name in _FAIRNESS.keys() - table.column_names:
-            table = table.append_column(name, pa.nulls(len(table), pa.float64()))
+        for name in {*_FAIRNESS, *_UNITS} - {*table.column_names}:
+            table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
         missing = [name for name in SCHEMA.names if name not in table.column_names]
     except FileNotFoundError:
         raise RecordsTableError(f"{path}: no such file; {_GIVE_ONE}.") from None

@@ -351,7 +351,7 @@ def make_plan(
     """
     from fairpate.data.embedding import save_embedding
     from fairpate.data.registry import load_at_site
-    from fairpate.pages import delta_caution
+    from fairpate.run.run import announce_delta
 
     with reporter.stage("data"):  # and their embedding, which may take minutes for pictures
         dataset, embedding = load_at_site(config.data, has_private=False), None
@@ -378,8 +378,7 @@ def make_plan(
         "may_vanish": may_vanish,
         "may_collude": may_collude,
     }
-    if caution := delta_caution(config.target.delta, dataset.declared_units, dataset.unit):
-        reporter.note("caution", caution)
+    announce_delta(config.target.delta, dataset.declared_units, dataset.unit, reporter, is_own=True)
     plan = read_plan(json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode(), "plan")
     if embedding is not None:
         write_atomically(embedding_file(file), lambda partial: partial.write_bytes(embedding))

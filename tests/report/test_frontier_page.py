@@ -12,6 +12,7 @@ import pytest
 from run_records import run_record
 
 from fairpate.fairness.rates import DEFAULT
+from fairpate.pages import delta_caution
 from fairpate.report.figures import frontier_figures, on_frontier, script_data
 from fairpate.report.frontier import Row, points_of
 from fairpate.report.frontier_page import FrontierReport, frontier_report, judged_words
@@ -335,3 +336,19 @@ def test_no_script_judges_fairness_again():
     assert "is perhaps fair, by what you call fair" in sentence
     assert ".fair.limit ?" not in page
     assert "with its whole 95 % interval in every seed" in page
+
+
+def test_a_delta_that_is_not_below_one_in_the_public_number_of_records_is_cautioned_against_on_the_page():
+    """1/4,000 = .00025: at .003 a mechanism may publish 12 of 4,000 records, whatever its epsilon."""
+
+    def page(delta, units):
+        record = run_record(delta=delta, declared_units=units, disparity=0.05)
+        row = Row(digest="a", method="pate", data="adult", seed=0, config={}, command="", minutes=1.0, record=record)
+        return " ".join(Nesting(written([row])).words.split())
+
+    for delta in (0.003, 0.00025):
+        assert delta_caution(delta, 4000, "record") in page(delta, 4000)
+    assert "far below one in the number" not in page(0.0002, 4000)
+    # Without a public number, from 1e-4 on, with the number for which it would do.
+    assert delta_caution(0.001, None, "record") in page(0.001, None)
+    assert "far below one" not in page(1e-5, None)

@@ -441,6 +441,26 @@ def test_a_large_delta_is_cautioned_everywhere_and_asked_about_before_anything_i
     )
     code, _, errors = fairpate("compare", "own.yaml", "--out", "compared")
     assert (code, caution in " ".join(errors.split()), "lower it with --delta" in errors) == (2, True, True), errors
+    # A plan over sites too, before it is written.
+    keys = [fairpate("site", "key", f"{name}.key")[1].strip() for name in ("a", "b")]
+    (declared / "sites.yaml").write_text("".join(f"{n}: {k}\n" for n, k in zip("ab", keys, strict=True)), "utf-8")
+    plan = (
+        "site",
+        "plan",
+        "clinic.yaml",
+        "--sites",
+        "sites.yaml",
+        "-o",
+        "plan.json",
+        "--epsilon",
+        "1",
+        "--delta",
+        "0.003",
+    )
+    code, _, errors = fairpate(*plan)
+    assert (code, caution in " ".join(errors.split()), "lower it with --delta" in errors) == (2, True, True), errors
+    assert not (declared / "plan.json").exists()
+    assert fairpate(*plan, "--yes")[0] == 0
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.string()])

@@ -83,7 +83,7 @@ ENDS = ("value", "low", "high", "fair_from")
 RECORD = {
     *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
     *("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate", "answered", "answered_by_group"),
-    *("underserved_groups", "unmeasured_groups", "metrics"),
+    *("underserved_groups", "unmeasured_groups", "metrics", "declared_units"),
     *(f"fairness.{name}.{end}" for name in NOTIONS for end in ENDS),
 }
 FAIRNESS = {f"{name}_{end}".removesuffix("_value") for name in NOTIONS for end in ENDS}
