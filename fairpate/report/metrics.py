@@ -15,13 +15,14 @@ difference, so the records that only one of them includes must not form a small 
 
 Of the other groups, numbers are hidden group by group (:func:`_hidden_numbers`): first those that count a small cell,
 then more, the least informative first, until no small cell follows from the rest. A cell follows if its size is known
-to lie in a range narrower than ``least``: the range over all tables of numbers from 0 on that agree with what is shown,
-which linear programs find. What is hidden of a group is a prefix of this list: its confusion table, the right
-predictions of each class, accuracy or rates of predictions. A gap compares the groups whose numbers it needs are shown,
-and names the others as left out; the ends of its interval are drawn from these numbers alone. Evaluations of other
-models on the same records may be published too. So counts by true label are hidden by the labels alone, in each
-evaluation alike, and all others count as known. All words, such as which groups are underserved, are computed from the
-numbers that are shown.
+to lie in a range narrower than three tenths of ``least`` (six tenths for a cell by label): the range over all tables of
+numbers from 0 on that agree with what is shown, which linear programs find. Hidden of a group are its confusion table,
+then the right predictions of each class, then accuracy or rates of predictions. A gap compares the groups of which the
+numbers that it needs are shown, and names the others as left out; the ends of its interval are drawn from these numbers
+alone. Evaluations of other models on the same records may be published too. So counts by true label are hidden by the
+labels alone, in each evaluation alike, and all others count as known, unless so few predictions are wrong that rates of
+predictions or the accuracy of all would have to be hidden for this reason alone: then only what the evaluation itself
+shows counts. All words, such as which groups are underserved, are computed from the numbers that are shown.
 
 *Degenerate models.* A model may have small gaps only because it answers almost nobody, predicts one class for nearly
 everyone or nearly all of a group, or is right no more often than always predicting the most common class. The
@@ -68,6 +69,7 @@ LEAST_OTHERS = 3
 LEAST_ANSWERED = 0.5
 _CHANCE = 2.0  # standard deviations
 _ROUNDING = 1e-9
+_LEAST_RANGE = 0.3  # of the least size: of ten, four sizes
 _SLACK = 1e-6  # records, in linear programs
 _AT_LEAST_0 = scipy.optimize.Bounds(0)
 
@@ -949,7 +951,9 @@ def _hidden_numbers(
     first: dict[str, Any] = {name: few[name] for name in every} | {"errors": False, "accuracy": False}
     all_hidden: dict[str, Any] = dict.fromkeys(every, present_G) | {"errors": True, "accuracy": True}
     hidden = replace(hidden, **first)
-    steps = ["table_G", "found_G", "right_G", "errors", *(["predicted_G"] if least_predicted > 1 else []), "accuracy"]
+    first["label_G"], all_hidden["label_G"] = hidden.label_G, present_G
+    steps = ["table_G", "found_G", "right_G", "errors", "label_G"]
+    steps += ["predicted_G", "accuracy"] if least_predicted > 1 else ["accuracy"]
     if tables[0].size > _MOST_CELLS and any(cells):
         # What is left of so many cells has room enough.
         kept = [name for name in ("predicted_G",) if not few[name].any()]
@@ -982,8 +986,9 @@ _Cell = tuple[int, BoolArray]
 
 
 def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: _Hidden, least: int) -> int | None:
-    """Return the place of a cell whose size is known to lie in a range narrower than ``least``, given all numbers of
-    the table that are not ``hidden``; None if there is none. The first cell is tried first.
+    """Return the place of a cell whose size is known to lie in a range narrower than ``_LEAST_RANGE`` times ``least``
+    (twice as much for a cell by label), given all numbers of the table that are not ``hidden``; None if there is none.
+    The first cell is tried first.
 
     The range is that of all tables of numbers from 0 on, whole or not, that agree with the numbers shown: two linear
     programs.
@@ -1017,7 +1022,10 @@ def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: _Hidden, l
     cells_K = cells_K[:, at].reshape(len(cells), -1)
     # Every solution shows possible sizes of all cells, so that few cells need programs of their own.
     low_K = cells_K @ unknown_GYC.ravel()
-    high_K, enough = low_K.copy(), least - 2 * _SLACK * len(rows)
+    high_K = low_K.copy()
+    # Where accuracies are known, one error more of each kind changes the records with a label by two.
+    steps_K = np.array([2 if each.all(axis=1).any() else 1 for _, each in cells])
+    enough_K = steps_K * _LEAST_RANGE * least - 2 * _SLACK * len(rows)
 
     def solve(costs: FloatArray) -> None:
         nonlocal low_K, high_K
@@ -1027,15 +1035,15 @@ def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: _Hidden, l
 
     def is_narrow(place: int) -> bool:
         for sign in (1, -1):
-            if high_K[place] - low_K[place] < enough:
+            if high_K[place] - low_K[place] < enough_K[place]:
                 solve(sign * cells_K[place])
-        return bool(high_K[place] - low_K[place] < enough)
+        return bool(high_K[place] - low_K[place] < enough_K[place])
 
     if is_narrow(0):
         return 0
     # Corners in random directions of the cells that are open, while they show something new.
     generator, before = np.random.default_rng(0), len(cells) + 1
-    while 4 < (open_K := high_K - low_K < enough).sum() < before:
+    while 4 < (open_K := high_K - low_K < enough_K).sum() < before:
         before = int(open_K.sum())
         for _ in range(4):
             solve(generator.normal(size=before) @ cells_K[open_K])
