@@ -196,7 +196,11 @@ class Separation:
         scale = math.sqrt(1 / self.num_included + 1 / self.num_left_out)
 
         def excess(mu: float) -> float:
-            return confidence - float(scipy.special.nctdtr(degrees, mu / scale, self.t))
+            below = float(scipy.special.nctdtr(degrees, mu / scale, self.t))
+            if math.isnan(below):  # of some far tails; Abramowitz and Stegun 26.7.10
+                spread = math.sqrt(1 + self.t**2 / (2 * degrees))
+                below = float(scipy.special.ndtr((self.t * (1 - 1 / (4 * degrees)) - mu / scale) / spread))
+            return confidence - below
 
         # Canaries without any effect would often show as large a t: nothing is proven.
         if self.t <= 0 or excess(0.0) >= 0:

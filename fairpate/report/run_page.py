@@ -949,7 +949,8 @@ class Audit:
                 "Of each release by itself it would have found two thirds of the noise, and a unit that counts twice, "
                 f"in at least {percent(POWER, digits=0)} of audits."
             )
-            return said + (f" It did not attack {', nor '.join(self.not_attacked)}." if self.not_attacked else "")
+            missing = ", nor over ".join(self.not_attacked)
+            return said + (f" No power over {missing}: it did not attack this." if missing else "")
         listed = "; ".join(
             f"{name}: "
             + " and ".join(

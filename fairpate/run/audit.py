@@ -816,7 +816,9 @@ def _sums(
     number_M = np.arange(min(width, _MOST_OF_EIGENVALUE if isinstance(config, AdaSsp) else _MOST_EACH))
     loud_MD = _LOUD * EMBEDDED_NORM * torch.eye(width)[: len(number_M)]
     canaries = (loud_MD, *_labels_and_groups(facts, len(number_M)))
-    setting = _setting(facts, public_x, canaries, num_others=_FEW_OTHERS, loaded=loaded, is_embedded=True)
+    # Many where the number that all records share must not decide about the least eigenvalue.
+    num_others = _OTHERS if isinstance(config, AdaSsp) else _FEW_OTHERS
+    setting = _setting(facts, public_x, canaries, num_others=num_others, loaded=loaded, is_embedded=True)
     is_adassp, num_canaries = isinstance(config, AdaSsp), len(number_M)
     if is_adassp and loaded is None:
         # In every direction but the last canary's there are records: it alone decides about the least eigenvalue.

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+import scipy
 from method_kinds import quick_and_slow
 from scipy import stats
 
@@ -220,6 +221,17 @@ def test_guesses_at_both_ends_prove_more_than_the_limits_of_one_threshold() -> N
         best = max(best, math.log(max(low - 1e-5, 1e-300) / high))
     assert 0.36 < best < 0.40
     assert epsilon_lower_bound(guesses, delta=1e-5) == pytest.approx(0.52, abs=0.02)
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.99, 0.9996, 1 - 1e-6])
+def test_every_statistic_has_a_bound_also_where_the_noncentral_distribution_has_none(confidence: float) -> None:
+    """scipy's noncentral t distribution is NaN at 40 with 10,001 degrees of freedom, near a shift of 0."""
+    assert math.isnan(scipy.special.nctdtr(10_001, 0.03, 40.0))
+    bounds = [
+        Separation(num_included=5000, num_left_out=5003, t=t).mu_lower_bound(confidence)
+        for t in (1.0, 5.0, 20.0, 39.0, 40.0, 41.0, 60.0, 1e3, 1e4)
+    ]
+    assert bounds == sorted(bounds) and bounds[4] == pytest.approx((bounds[3] + bounds[5]) / 2, rel=1e-3)
 
 
 def scores_of(kind: str, draws: int, places: int, rng: np.random.Generator, seed: int) -> np.ndarray:

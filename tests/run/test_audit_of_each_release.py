@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from fairpate.methods.noisy_counts import Bins
 from fairpate.nn import private_fit
 from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, NoiseSeen, gaussian_epsilon, gaussian_mu
-from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.report.run_page import SURE, AttackResult, Audit, audit_page
 from fairpate.run import audit as run_audit
 from fairpate.run.audit import CANARIES, Claimed, Drawn, Seen, Shadows
@@ -270,6 +271,20 @@ def first_for_all(noise: Any) -> Any:
     return np.broadcast_to(noise[:1], noise.shape).copy()
 
 
+COUNTED = {"aggregator": SETTINGS["pate"]["aggregator"] | {"release": "counts"}}
+
+
+def one_noise_for_check_and_counts(patched: pytest.MonkeyPatch) -> None:
+    """What passes the check is released with the noise with which it passed."""
+
+    def words(self: OsEntropy, keys: Any, count: int) -> Any:
+        drawn = np.frombuffer(os.urandom(8 * len(keys) * count), dtype=np.uint64).reshape(len(keys), count).copy()
+        drawn[:, 1] = drawn[:, 0]
+        return drawn
+
+    patched.setattr(OsEntropy, "words", words)
+
+
 def noise_on_all_parameters_but_one(patched: pytest.MonkeyPatch) -> None:
     whole = private_fit.GaussianNoise.add_to
     patched.setattr(private_fit.GaussianNoise, "add_to", lambda self, sums, stddev: whole(self, sums[:-1], stddev))
@@ -374,6 +389,7 @@ SHAPES: list[tuple[str, dict[str, Any], str, Fault, str]] = [
     ("record_votes", {"persons": True}, "persons by label", persons_shortened_by_label, "one unit adds 1.41"),
     ("pate", {}, "labels share their noise", votes_by(first_for_all, of_check=False), "answers: "),
     ("pate", {}, "checks share their noise", votes_by(first_for_all, of_check=True), "threshold checks: "),
+    ("pate", COUNTED, "checks and counts share theirs", one_noise_for_check_and_counts, "answers: "),
     ("dp_sgd", {}, "no noise on one parameter", noise_on_all_parameters_but_one, "gradients: at one place"),
     ("dp_sgd", {}, "weights moved by exact sums", weights_moved_by_exact_sums, "weights move by something else"),
     ("dp_sgd", {}, "shuffled batches", shuffled_batches, "no Poisson samples"),
@@ -420,7 +436,7 @@ def test_noise_that_hides_nothing_and_units_that_count_too_much_are_found(
     words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = runs(method, **SETTINGS.get(method, {}), **more)
+    root = runs(method, **(SETTINGS.get(method, {}) | more))
     fault(monkeypatch)
     minutes = 0.1 if method in ("dp_sgd", "raco_dp") else 60.0
     found = audited(
