@@ -2,7 +2,9 @@
 
     votes        a file: for each public record the class that every voter chose, or how many voters chose each class
     labels       Confident-GNMax with a gate, as in FairPATE (Algorithm 1)
-    student      learns from the released labels, if features of the public records are known
+    student      learns from the released labels, if features of the public records are known; where the noise hides
+                 every single answer, from the shares of votes that a linear rule, fitted to all answers, estimates
+                 (:mod:`fairpate.methods.noisy_counts`)
 
 A row of the file is a public record: its id, its group, and either one column per voter with a class, or one column per
 class with the number of voters who chose it. Other columns are features, which the configuration names. A second file
@@ -37,11 +39,11 @@ from fairpate.config import ConfigError, Count, GateConfig, GatedAggregatorConfi
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.data.tables import TableFaults, cells, numbers, text_of
-from fairpate.methods.base import Training
+from fairpate.methods.base import ExpectedVotes, Trained, Training
 from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels, StandingVoters
 from fairpate.pages import counted
 from fairpate.run.context import RunDirectory
-from fairpate.types import IntArray, MechanismParameters, Unit, UserError, VoteBatch, torch
+from fairpate.types import IntArray, LabelledSet, MechanismParameters, Unit, UserError, VoteBatch, torch
 
 # 128 bits: two ids of one file share a digest with negligible probability.
 _DIGEST_BYTES = 16
@@ -332,6 +334,30 @@ class OwnVotes(GnmaxMethod):
         votes = read_votes_file(self.votes).votes
         # Nobody votes on a record that the file lacks.
         return StandingVoters(ensemble=votes.ensemble, collected=votes, ask=lambda *_: votes.counts([]))
+
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
+        """Return an estimate of how clearly votes decide a label: on one record or, where no lead on one record stands
+        out from the noise and a student can be trained, on average over all of them."""
+        expected = super().voting(dataset, num_records)
+        # Public numbers decide: voters, noise and queries. A student of answers that each stand out does better than a
+        # line: it need not be one.
+        return replace(expected, fitted_together=bool(self.votes.features) and expected.lead_of_one > 1)
+
+    def learn(self, training: Training, labels: Labels) -> Trained:
+        """Return a student of the released answers or, where the noise hides single answers, of the shares of votes
+        that a rule fitted to all of them estimates on every public record."""
+        dataset, public = training.dataset, training.dataset.public
+        if not self.voting(dataset, 0).fitted_together:
+            return super().learn(training, labels)
+        shares_MC = labels.noisy_counts(dataset.num_classes).shares(dataset)
+        training.reporter.note("student", "no single answer stands out from the noise: a rule fitted to all teaches it")
+        said = LabelledSet(
+            record_ids=tuple(public.record_id),
+            labels=shares_MC.argmax(axis=1),
+            groups=public.z.numpy(),
+            chances=shares_MC,
+        )
+        return self.taught(training, labels, said)
 
     def release(self, training: Training) -> Labels:
         """Release labels; a remark in the run's privacy statement says that the operator attests the unit of

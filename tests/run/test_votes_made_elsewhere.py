@@ -20,6 +20,7 @@ from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.server import ServiceSettings
 from aggregator.session import mechanism_within
 from fairpate.http_server import HttpServer
+from fairpate.methods.base import configured
 from fairpate.methods.own_votes import VotesConfig, VotesFileError, read_votes_file
 from fairpate.run.context import RunDirectory, read_labels
 from fairpate.run.release_log import Odometer
@@ -455,3 +456,47 @@ def test_groups_are_needed_for_a_gate_only(tmp_path, fairpate, state):
     assert (code, "has no column group, and a gate needs groups; name their column (--group)" in errors) == (2, True)
     code, _, errors = aggregate(fairpate, path, tmp_path / "named", "--epsilon", "5", "--group", "sex")
     assert (code, "no column sex; the file has" in errors) == (1, True)
+
+
+def voters(count, records=400):
+    """Voters of whom more choose `yes` the larger age - size is: votes of which a line says nearly all."""
+    rng = np.random.default_rng(3)
+    age, size = rng.random((2, records)).round(3)
+    yes = rng.binomial(count, 1 / (1 + np.exp(-4 * (age - size))))
+    columns = {"record_id": [f"q{row}" for row in range(records)], "age": age.tolist(), "size": size.tolist()}
+    return columns | {"no": (count - yes).tolist(), "yes": yes.tolist()}
+
+
+@pytest.mark.parametrize("release", ["counts", "label"])
+def test_where_no_single_answer_stands_out_a_student_learns_from_all_of_them(tmp_path, state, release):
+    path, run = written(tmp_path, voters(300)), RunDirectory(root=tmp_path / "run")
+    votes = {"path": str(path), "num_voters": 300, "are_counts": True, "unit": "hospital", "classes": CLASSES}
+    values = {"votes": votes | {"features": ("age", "size")}, "noise": "seeded", "out": str(run.root)}
+    learning = {"model": "logistic", "fit": {"epochs": 30, "learning_rate": 0.05}}
+    chosen = ["target.epsilon=0.5", f"aggregator.release={release}", f"student={learning}"]
+    config_ = configured(values, chosen, method="own_votes")
+    dataset = read_votes_file(config_.votes).dataset
+    # 1.645 sqrt(2) times the noise on a count, over the number of voters.
+    assert config_.voting(dataset, 0).lead_of_one > 1 > config_.voting(dataset, 0).lead_needed
+    aggregate_votes(values, chosen, Reporter(quiet=True))
+    right = np.array(voters(300)["age"]) > np.array(voters(300)["size"])
+    labelled = read_labels(run.labels)
+    assert 0.5 < (labelled.labels == right).mean() < 0.75
+    assert (load_student(run.student).predict(dataset.public.x).labels == right).mean() > 0.88
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "features", "is_fitted"),
+    [(0.5, ("age", "size"), True), (5.0, ("age", "size"), False), (0.5, (), False)],
+)
+def test_a_rule_is_fitted_only_where_single_answers_are_lost_and_a_student_can_be_trained(
+    tmp_path, epsilon, features, is_fitted
+):
+    columns = {name: values for name, values in voters(300).items() if name not in {"age", "size"} - set(features)}
+    votes = {"path": str(written(tmp_path, columns)), "num_voters": 300, "are_counts": True, "features": features}
+    values = {"votes": votes | {"unit": "hospital", "classes": CLASSES}, "target": {"epsilon": epsilon}}
+    config_ = configured(values, method="own_votes")
+    expected = config_.voting(read_votes_file(config_.votes).dataset, 0)
+    noise = config_.plan(read_votes_file(config_.votes).dataset).mechanism.noise_stddev_votes
+    assert expected.lead_of_one == pytest.approx(1.645 * math.sqrt(2) * noise / 300, rel=1e-3)
+    assert expected.fitted_together == is_fitted
