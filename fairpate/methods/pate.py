@@ -1043,6 +1043,12 @@ class PateFamily(GnmaxMethod):
                 "a copy."
             )
         labelled = context.read_labels(run.labels)
+        if labelled.counts is None or not set(labelled.record_ids) <= set(dataset.public.record_id):
+            what = "no counts" if labelled.counts is None else "records that are not in the public pool"
+            raise RunDirectoryError(
+                f"{run.labels}: has {what}, so it is not what this run released on its data set; restore the file, and "
+                "the public records, from one copy."
+            )
         noise = float(asdict(self.plan(dataset).mechanism)["noise_stddev_votes"])
         counts = noisy_counts_of(labelled, noise, self.num_voters)
         released, origin = read_release(run.thresholds)

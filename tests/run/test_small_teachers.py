@@ -1,6 +1,7 @@
 """A run of FairPATE with its default teachers: two releases in one target, in ledger, odometer and statement."""
 
 import dataclasses
+import shutil
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,19 @@ def test_another_released_table_is_refused_once_offsets_follow_from_the_first(ke
     copy.thresholds.unlink()
     with pytest.raises(RunDirectoryError, match=r"thresholds\.safetensors: missing, and a service of this run needs"):
         backend_of(config)
+    whole = context.read_labels(RunDirectory(root=kept.out).labels)
+    shutil.copy(RunDirectory(root=kept.out).thresholds, copy.thresholds)
+    dataset, _ = of_test_records(config, 1)
+    for labels, what in (
+        (dataclasses.replace(whole, counts=None), "no counts"),
+        (dataclasses.replace(whole, record_ids=("gone", *whole.record_ids[1:])), "records that are not in the public"),
+    ):
+        context.write_labels(labels, copy.labels)
+        with pytest.raises(RunDirectoryError, match=rf"labels\.parquet: has {what}"):
+            config.service_rule(dataset, copy)
+    copy.labels.unlink()
+    with pytest.raises(RunDirectoryError, match=r"labels\.parquet: cannot be read"):
+        config.service_rule(dataset, copy)
 
 
 def test_a_service_that_began_without_offsets_goes_on_without_them(kept: Any, tmp_path: Any) -> None:
