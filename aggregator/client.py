@@ -276,12 +276,13 @@ class QueryShell(cmd.Cmd):
         # Before the questions: if this fails, nothing was charged.
         statement = self._client.statement()
         names = statement.label_names
-        table = Table("query", "reply", *_LEAD, box=None)
         replies = [reply for batch in self._client.ask_many(questions) for reply in batch.replies]
         # Not strict: there is no reply behind the batch that crossed the budget.
-        for question, reply in zip(questions, replies, strict=False):
-            name = str(question) if isinstance(question, int) else reply.key[:12]
-            table.add_row(name, describe(reply, names), lead_words(reply))
+        asked = [
+            str(question) if isinstance(question, int) else reply.key[:12]
+            for question, reply in zip(questions, replies, strict=False)
+        ]
+        table = replies_table(asked, replies, names)
         self._tell({"replies": [reply_facts(reply, names) for reply in replies]}, table, *_lead_needed(statement))
 
     def do_estimate(self, line: str) -> None:
@@ -366,8 +367,13 @@ def describe(reply: Reply, label_names: Sequence[str]) -> str:
     return "no room in the budget" if reply.status == "over_budget" else "refused"
 
 
-_LEAD = ("lead",)
-"""The heading of :func:`lead_words`."""
+def replies_table(asked: Sequence[str], replies: Sequence[Reply], names: Sequence[str]) -> Table:
+    """Return a table of replies to the queries ``asked``, with their leads if any is known."""
+    leads = [lead_words(reply) for reply in replies]
+    table = Table("query", "reply", *["lead"] * any(leads), box=None)
+    for name, reply, lead in zip(asked, replies, leads, strict=True):
+        table.add_row(name, describe(reply, names), *[lead] * any(leads))
+    return table
 
 
 def lead_words(reply: Reply) -> str:
@@ -512,9 +518,7 @@ def _kept(
             ) from error
         return Output(facts={"file": out, "counts": counts}, words=counted, code=code, failure=failure)
     say(counted)
-    shown = Table("query", "reply", box=None)
-    for number, reply in zip(ids, replies, strict=False):
-        shown.add_row(str(number), describe(reply, names))
+    shown = replies_table([str(number) for number in ids[: len(replies)]], replies, names)
     found = [{"id": id_} | reply_facts(reply, names) for id_, reply in zip(ids, replies, strict=False)]
     return Output(facts={"replies": found, "counts": counts}, words=shown, code=code, failure=failure)
 

@@ -190,7 +190,9 @@ def test_other_records_go_to_the_teachers_and_are_charged(url):
 def test_one_command_and_one_batch_from_the_command_line(fairpate, url, tmp_path):
     code, output, _ = fairpate("query", url, "ask", "0:3")
     assert code == 0
-    assert len(output.splitlines()) == 4
+    *table, lead = output.splitlines()
+    assert len(table) == 4
+    assert lead.endswith("votes stands out from the noise 19 times in 20.")
     out = tmp_path / "labels.parquet"
     code, output, _ = fairpate("query", url, "--ids", "0:30", "--batch-size", "8", "--out", out)
     assert code == 0
