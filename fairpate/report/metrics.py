@@ -15,8 +15,9 @@ difference, so the records that only one of them includes must not form a small 
 
 Of the other groups, numbers are hidden group by group (:func:`_hidden_numbers`): first those that count a small cell,
 then more, the least informative first, until no small cell follows from the rest. A cell follows if its size is known
-to lie in a range narrower than three tenths of ``least`` (six tenths for a cell by label): the range over all tables of
-numbers from 0 on that agree with what is shown, which linear programs find. Hidden of a group are its confusion table,
+to lie in a range narrower than three tenths of ``least`` (six tenths for a cell by label, or of right or wrong ones):
+the range over all tables of numbers from 0 on that agree with what is shown, which linear
+programs find. Hidden of a group are its confusion table,
 then the right predictions of each class, then accuracy or rates of predictions. A gap compares the groups of which the
 numbers that it needs are shown, and names the others as left out; the ends of its interval are drawn from these numbers
 alone. Evaluations of other models on the same records may be published too. So counts by true label are hidden by the
@@ -987,8 +988,8 @@ _Cell = tuple[int, BoolArray]
 
 def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: _Hidden, least: int) -> int | None:
     """Return the place of a cell whose size is known to lie in a range narrower than ``_LEAST_RANGE`` times ``least``
-    (twice as much for a cell by label), given all numbers of the table that are not ``hidden``; None if there is none.
-    The first cell is tried first.
+    (twice as much for a cell by label, or of right or wrong ones), given all numbers of the table that are not
+    ``hidden``; None if there is none. The first cell is tried first.
 
     The range is that of all tables of numbers from 0 on, whole or not, that agree with the numbers shown: two linear
     programs.
@@ -1023,8 +1024,10 @@ def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: _Hidden, l
     # Every solution shows possible sizes of all cells, so that few cells need programs of their own.
     low_K = cells_K @ unknown_GYC.ravel()
     high_K = low_K.copy()
-    # Where accuracies are known, one error more of each kind changes the records with a label by two.
-    steps_K = np.array([2 if each.all(axis=1).any() else 1 for _, each in cells])
+    # One error more of each kind changes the wrong ones by two, and, where accuracies are known, those with a label.
+    right_YC = np.eye(len(classes)) == 1
+    of_two = (each.all(axis=1).any() or (each == right_YC).all() or (each != right_YC).all() for _, each in cells)
+    steps_K = np.where(list(of_two), 2, 1)
     enough_K = steps_K * _LEAST_RANGE * least - 2 * _SLACK * len(rows)
 
     def solve(costs: FloatArray) -> None:
