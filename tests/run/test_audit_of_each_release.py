@@ -386,7 +386,7 @@ SHAPES: list[tuple[str, dict[str, Any], str, Fault, str]] = [
     ),
     ("ada_ssp", {}, "one eigenvalue's noise", sums_by(same_in_every_release, "eigenvalue"), "least eigenvalue: at one"),
     ("record_votes", {}, "even noise", sums_by(even_noise, "prototype"), "divisible by 2"),
-    ("record_votes", {"persons": True}, "persons by label", persons_shortened_by_label, "one unit adds 1.41"),
+    ("record_votes", {"persons": True}, "persons by label", persons_shortened_by_label, "one unit adds 2.00"),
     ("pate", {}, "labels share their noise", votes_by(first_for_all, of_check=False), "answers: "),
     ("pate", {}, "checks share their noise", votes_by(first_for_all, of_check=True), "threshold checks: "),
     ("pate", COUNTED, "checks and counts share theirs", one_noise_for_check_and_counts, "answers: "),
