@@ -255,9 +255,9 @@ def reply_json(key: str, reply: Outcome | OverBudget, books: Books) -> dict[str,
     return {"key": key, "status": status, "label": label, "free": free, "lead": lead, "stands_out": stands_out}
 
 
-def lead_words(terms: LedgerTerms, offsets: Offsets | None) -> str:
-    """Return in words by how many votes an answer must lead to stand out from the noise, from public numbers; empty if
-    this is unknown."""
+def lead_words(terms: LedgerTerms, offsets: Offsets | None, label_names: Sequence[str]) -> str:
+    """Return in words by how many votes an answer must lead to stand out from the noise, and the offsets of the labels,
+    which are public; empty if the lead is unknown."""
     needed = terms.mechanism.lead_needed
     if needed is None:
         return ""
@@ -266,10 +266,8 @@ def lead_words(terms: LedgerTerms, offsets: Offsets | None) -> str:
     if share > 1:
         words = f"No lead of {terms.num_teachers:,} votes stands out 19 times in 20: {needed:,.0f} would."
     if offsets is not None:
-        words += (
-            f" Before the labels are compared, {', '.join(f'{each:+,}' for each in offsets.votes)} votes are added to "
-            "their noisy counts, in their order."
-        )
+        added = ", ".join(f"{name} {each:+,}" for name, each in zip(label_names, offsets.votes, strict=True))
+        words += f" Before labels are compared, votes are added to their noisy counts: {added}."
     return words
 
 
@@ -520,7 +518,7 @@ def about_json(
     return {
         **facts.model_dump(),
         "mechanism": f"{terms.num_teachers:,} {terms.mechanism.voters} vote. {terms.mechanism.describe()}.",
-        "lead": lead_words(terms, offsets),
+        "lead": lead_words(terms, offsets, pool.label_names),
         "gate": gate,
         "guarantee": guarantee,
         "is_private": terms.noise == OS_ENTROPY,

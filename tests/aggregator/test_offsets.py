@@ -298,7 +298,7 @@ def test_service_shell_and_page_show_the_lead_and_what_is_free(tmp_path: Path) -
         assert "A lead of 9 of 100 votes stands out from the noise 19 times in 20." in printed
         about = httpx.get(f"{url}/v1/about").json()
         assert about["lead"].startswith("A lead of 9 of 100 votes (9.3\u00a0%) stands out 19 times in 20.")
-        assert "+0, +60, +0 votes are added" in about["lead"]
+        assert about["lead"].endswith("added to their noisy counts: zero +0, one +60, two +0.")
     finally:
         server.stop()
 
