@@ -48,6 +48,15 @@ def fit_student(method: Method, training: Training, labelled: LabelledSet, **opt
         torch.set_num_threads(threads)
 
 
+def unread_beside_rule(method: Method) -> dict[str, str]:
+    """Return the settings of a student's training, each with the setting that disables it, for a method that publishes
+    a fitted linear rule itself. None are disabled if the rule labels records to learn from
+    (``public_data.self_label``)."""
+    if method.public_data.self_label is not None:
+        return {}
+    return dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
+
+
 def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
     """Return the labels that a demographic-parity gate with this ``rule`` accepts, in their order; the gate starts
     without earlier labels."""

@@ -66,7 +66,7 @@ from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.files import arrays_digest
 from fairpate.methods.base import ExpectedVotes, Method, NoisySum, Stream, Trained, Training
-from fairpate.methods.learning import fit_student, passing, public_records
+from fairpate.methods.learning import fit_student, passing, public_records, unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, multiplier_within, table_event
 from fairpate.methods.record_votes import rule_network, with_noise
 from fairpate.pages import delta_text, epsilon_text
@@ -984,9 +984,7 @@ class PateFamily(GnmaxMethod):
             unread["thresholds"] = "teachers.model"
         elif self.target.epsilon is None:
             unread["thresholds"] = "target.epsilon"
-        if self.publishes_rule and self.public_data.self_label is None:
-            unread |= dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
-        return unread
+        return unread | unread_beside_rule(self) if self.publishes_rule else unread
 
     @property
     def publishes_rule(self) -> bool:

@@ -280,6 +280,12 @@ class VotesOfRecords(base.ReleasingMethod):
         }
         return tuple(field for field, is_asked in asked.items() if is_asked)
 
+    @property
+    def publishes_rule(self) -> bool:
+        """True if a fitted linear rule is the published model itself: no setting requires a student, and the embedding
+        that the rule reads is stored with a model."""
+        return self.data.embedding is not None and not self.asking_student
+
     def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:
         """Return the linear rule as a model or, if settings require a student, a student that is trained on ``said``,
         the rule's labels of the public pool."""

@@ -66,6 +66,7 @@ from fairpate.data.dataset import Split, row_blocks
 from fairpate.data.large_arrays import Gathered
 from fairpate.methods import record_votes
 from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training, noise_within
+from fairpate.methods.learning import unread_beside_rule
 from fairpate.methods.record_votes import UNITS, PoolLabels, VectorsConfig, VotesOfRecords, WeightedBallot, with_noise
 from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource
@@ -286,9 +287,7 @@ class RulesOfRecords(VotesOfRecords):
     def unread(self) -> dict[str, str]:
         """The disabled fields, each with the setting that disables it: if the linear rule itself is published, the
         settings of a student's training."""
-        publishes_rule = self.data.embedding is not None and not self.asking_student
-        has_student = not publishes_rule or self.public_data.self_label is not None
-        return {} if has_student else dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
+        return unread_beside_rule(self) if self.publishes_rule else {}
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError as the parent class does. Raise it also for a data set with neither public records nor an

@@ -31,6 +31,7 @@ from aggregator.mechanism import label_chances
 from fairpate.config import Count, QueriesConfig, RayConfig, TeachersConfig
 from fairpate.data import Dataset, Split
 from fairpate.methods.base import ExpectedVotes, Trained, Training, noise_within
+from fairpate.methods.learning import unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, table_event
 from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
@@ -76,8 +77,10 @@ class TeacherVotes(VotesOfRecords):
 
     @property
     def unread(self) -> dict[str, str]:
-        """The disabled fields, each with the setting that disables it."""
-        return super().unread | ({} if self.fits_rule else {"thresholds": "teachers.model"})
+        """The disabled fields, each with the setting that disables it. A rule that is published has no training."""
+        if not self.fits_rule:
+            return super().unread | {"thresholds": "teachers.model"}
+        return super().unread | (unread_beside_rule(self) if self.publishes_rule else {})
 
     def events(self, dataset: Dataset) -> tuple[VoteSums | VoteTables, ...]:
         """Return the events of the table of counts and, with small teachers, of the table for their thresholds."""
