@@ -358,7 +358,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
     members = on_frontier(points)
 
-    plain_points = []
+    plain_points, sentences = [], dict[str, int]()
     for point in points:
         epsilon, disparity, error, refused = point.mean_O.tolist()
         own = {name: value for name, value in read[id(point)].items() if name not in shared[point.series]}
@@ -378,14 +378,15 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
             {
                 "series": names[point.series],
                 "data": point.panel.data,
-                "privacy": class_label(privacy),
+                # Sentences that many points share are in the page once; points have their numbers.
+                "privacy": sentences.setdefault(class_label(privacy), len(sentences)),
                 # Five digits are finer than a pixel, and keep a page of thousands of points small.
                 "values": [round(epsilon, 5), up_to_five(disparity), round(1 - error, 5), round(1 - refused, 5)],
                 "words": [
                     f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
                     *with_spread(point),
                 ],
-                "private": private,
+                "private": sentences.setdefault(private, len(sentences)),
                 "undefined": point.num_undefined,
                 "seeds": point.seeds,
                 "remarks": point.remarks,
@@ -434,6 +435,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     shared_words = {name: settings_words(settings) for name, settings in shared.items()}
     data = {
         "points": plain_points,
+        "sentences": list(sentences),
         "series": [
             {"name": name, "path": look.shape, "hollow": look.hollow, "place": look.place, "shared": shared_words[name]}
             for name, look in series.items()

@@ -82,11 +82,11 @@
           ? `<details><summary>The other ${point.commands.length - 1} seeds</summary><pre><code>${escaped(point.commands.slice(1).join("\n"))}</code></pre></details>` : "")
       : "";
     document.getElementById("point-body").innerHTML =
-      `<p class="kicker">${escaped(point.data)} · ${escaped(point.privacy)}</p><h2 class="name">${mark(look)} ${escaped(look.name)}</h2>` +
+      `<p class="kicker">${escaped(point.data)} · ${escaped(model.sentences[point.privacy])}</p><h2 class="name">${mark(look)} ${escaped(look.name)}</h2>` +
       `<p class="note">${escaped(seeds)}; ${point.undefined ? `undefined in ${point.undefined} of them` : standing(point)}` +
       `${look.hollow ? "; ε depends on private votes: operator only" : ""}</p>` +
       point.remarks.map(remark => `<p class="note">${escaped(remark)}</p>`).join("") +
-      `<dl class="values">${words}</dl><p class="note">${escaped(point.private)} ${judged(index)}</p>` +
+      `<dl class="values">${words}</dl><p class="note">${escaped(model.sentences[point.private])} ${judged(index)}</p>` +
       (Object.keys(point.settings).length ? `<h3>Settings that differ within the method</h3><dl class="settings">${rows(point.settings)}</dl>` : "") +
       commands +
       `<details><summary>Settings that all its runs share</summary><dl class="settings">${rows(look.shared)}</dl></details>`;
@@ -142,7 +142,7 @@
     const least = most.toFixed(digits(most));
     const asked = by === "demographic_parity" ? `--disparity ${least}` : `--fairness ${by}=${least}`;
     answer.innerHTML = `<p>${named(kept[0])}${point.seeds.length < 3 ? ` <small>of ${point.seeds.length} seed${point.seeds.length > 1 ? "s" : ""}: a difference from others may be chance</small>` : ""}</p>` +
-      `<dl class="values">${words}</dl><p class="note">${escaped(point.private)} ${judged(kept[0])}</p>` +
+      `<dl class="values">${words}</dl><p class="note">${escaped(model.sentences[point.private])} ${judged(kept[0])}</p>` +
       (point.commands.length ? `<pre><code>${escaped(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` : "") +
       `<p class="note">${also ? `Also within both limits, with their accuracy: ${also}. ` : "No other method keeps both. "}` +
       `In the terminal: <code>fairpate specify ${limit === "∞" ? "" : `--epsilon ${limit} `}${asked} --data ${escaped(box.dataset.data)}</code></p>`;

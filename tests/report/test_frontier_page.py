@@ -81,7 +81,9 @@ def test_each_privacy_class_has_a_section_that_names_it(public):
     model = model_of(public)
     for panel in model["panels"]:
         points = [model["points"][index] for index in drawn(panel["charts"][0])]
-        assert {(point["privacy"], point["data"]) for point in points} == {(panel["privacy"], panel["data"])}
+        assert {(model["sentences"][point["privacy"]], point["data"]) for point in points} == {
+            (panel["privacy"], panel["data"])
+        }
 
 
 def test_a_page_to_publish_holds_nothing_that_depends_on_votes(public, comparison):
