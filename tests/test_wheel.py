@@ -143,7 +143,7 @@ def test_the_demo_shows_what_the_runs_published(shown):
     folder, printed = shown
     shown, words = json.loads(printed["demo --json"]), printed["demo"]
     names = [*shown["models"]]
-    assert names[:4] == ["residual_votes", "fairpate", "dp_sgd", "sgd, not private"]
+    assert names[:4] == ["fairpate", "residual_votes", "dp_sgd", "sgd, not private"]
     assert names[4] == f"{shown['shown']}, may reject" == "residual_votes, may reject"
     assert all(0.9 < shown["models"][name]["epsilon"] <= 1 for name in (*names[:3], names[4]))
     assert shown["models"]["sgd, not private"]["epsilon"] is None
