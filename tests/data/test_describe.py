@@ -68,7 +68,7 @@ def test_a_description_is_json() -> None:
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(DataError, match="unknown data set"):
-        describe("mnist")
+        describe("fashion_mnist")
 
 
 def test_every_data_set_is_documented() -> None:
