@@ -102,7 +102,7 @@ def test_a_crash_before_the_table_is_stored_charges_it_once(tmp_path: Any, monke
 
 @pytest.mark.parametrize("method", ["pate", "pate_s_pre", "pate_s_in", "teacher_votes"])
 def test_the_other_methods_with_teachers_do_the_same(method: str, tmp_path: Any) -> None:
-    queries = ["teacher_votes.num_queries=300", "student.fit.epochs=3"] if method == "teacher_votes" else []
+    queries = ["teacher_votes.num_queries=300"] if method == "teacher_votes" else []
     usual = ["data.name=loans", "target.epsilon=1", "ray.num_actors=0", f"out={tmp_path / method}"]
     queries = queries or ["aggregator.num_queries=300"]
     run = run_method(resolved([*usual, *queries], method), Reporter(quiet=True))
