@@ -46,7 +46,7 @@ RUNS = {  # one process runs them in this order, so each may find what those bef
     "ledger backup RUN copy.sqlite": set(),
     "ledger show RUN": PRICES,
     "verify RUN/bundle.zip": {"torch", "scipy.stats", "pandas"},  # builds the model; pyarrow looks for pandas
-    "run --out without-actors": {*LIBRARIES} - {"ray", "dp_accounting"},
+    "run RUN/config.yaml --out without-actors": {*LIBRARIES} - {"ray", "dp_accounting"},
 }
 REFUSED = ("query --ids 0:2 ask 1", "serve nowhere")  # as far as their own modules go
 MODULES = (
@@ -58,7 +58,7 @@ MODULES = (
 
 
 @pytest.fixture(scope="module")
-def started(small_config, small_overrides, tmp_path_factory):
+def started(small_config, tmp_path_factory):
     """Code of each command, and the libraries imported by its end, in one process: first by those that need none."""
     root = tmp_path_factory.mktemp("starts")
     with pytest.MonkeyPatch.context() as patched:
@@ -66,7 +66,6 @@ def started(small_config, small_overrides, tmp_path_factory):
         run(small_config(root / "run", "noise=os_entropy"))
     words = [["import", module] for module in MODULES]
     words += [[word.replace("RUN", "run") for word in each.split()] for each in (*REFUSED, *RUNS)]
-    words[-1] += [f"--set={value}" for value in small_overrides]
     ended = subprocess.run(  # noqa: S603
         [sys.executable, "-c", WATCHED, json.dumps([LIBRARIES, words])],
         cwd=root,
