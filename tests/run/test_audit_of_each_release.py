@@ -32,6 +32,7 @@ from fairpate.run.audit import CANARIES, Claimed, Drawn, Seen, Shadows
 from fairpate.run.run import run_method
 from fairpate.types import PrivacyStatement
 
+pytestmark = pytest.mark.timeout(900)  # so that this long file is among the first to start
 TEACHERS = {"num_teachers": 400, "model": {"name": "logistic"}, "fit": {"epochs": 1}}
 ROUNDS = {"curvature": "public", "embedding": {"num_components": 200}}
 # At epsilon 1, one of several noises is a small part of all.
