@@ -30,9 +30,10 @@ from teachers.ridge import FeatureMap, solve_teachers
 from teachers.teacher import Ridge, TeacherSpec
 
 BEFORE = ("teachers.model=logistic", "teachers.num_teachers=200")
+VOTING = ("--method", "fairpate", "--set=ray.num_actors=0")
 RUNS = {
-    "fairpate": ("--method", "fairpate"),
-    "fairpate, 200 logistic teachers": ("--method", "fairpate", *(f"--set={each}" for each in BEFORE)),
+    "fairpate": VOTING,
+    "fairpate, 200 logistic teachers": (*VOTING, *(f"--set={each}" for each in BEFORE)),
     "dp_sgd": ("--method", "dp_sgd"),
 }
 RECORDS, FEATURES, CLASSES, QUERIES, PENALTY = 12, 60, 2, 10_000, 20.0
@@ -71,7 +72,7 @@ def runs(data: str, turns: int) -> Table:
 
 def one_run(data: str, words: tuple[str, ...]) -> tuple[float, float, float]:
     """Seconds, processor seconds and peak memory in MB of one run in a new folder."""
-    usual = ("--data", data, "--epsilon", "1", "--yes", "--set=ray.num_actors=0", "--set=noise=seeded")
+    usual = ("--data", data, "--epsilon", "1", "--yes", "--set=noise=seeded")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fairpate", "run", *usual, *words, "--out", str(Path(folder, "run"))]
         start = time.perf_counter()
