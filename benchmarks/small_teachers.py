@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/small_teachers.py solve [--device cuda] [--teachers 500 5000 50000]
 
 ``runs``: whole runs at a published epsilon of 1, each in a process of its own, in turns: FairPATE with its default
-teachers, with 200 logistic teachers as they were its default before, and DP-SGD. Medians; memory is the peak of the
+teachers, with 200 logistic teachers, and DP-SGD. Medians; memory is the peak of the
 process. ``solve``: teachers of 12 made-up records in 60 features. Parity compares a GPU's votes with the processor's;
 throughput is the share of what a product of large matrices of the same type reaches on the device.
 """

@@ -1109,6 +1109,16 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
     )
 
 
+@cache
+def multiplier_within(target_epsilon: float, target_delta: float) -> float:
+    """Return the noise multiplier of a single table that uses all of the target."""
+
+    def event(noise: float) -> list[VoteTables]:
+        return [VoteTables(count=1, noise_stddev_votes=noise)]
+
+    return accountant.least_noise(event, target_epsilon=target_epsilon, target_delta=target_delta)
+
+
 def leaving_room(start: Values, said: Values, *, num_public: int) -> Values:
     """Return the settings ``start`` with a number of queries that leaves the noise on each small enough for single
     answers, if ``said``, the settings given, keep a share of the target for a service of small teachers.
@@ -1125,11 +1135,7 @@ def leaving_room(start: Values, said: Values, *, num_public: int) -> Values:
     target = parse_config(values.get("target", {}), configuration.QueriesTarget)
     if target.epsilon is None or not isinstance(keep, float) or not 0 < keep < 1:
         return start
-    multiplier = accountant.least_noise(
-        lambda noise: [VoteTables(count=1, noise_stddev_votes=noise)],
-        target_epsilon=target.epsilon,
-        target_delta=target.delta,
-    )
+    multiplier = multiplier_within(target.epsilon, target.delta)
     # One vote of a teacher on each of Q queries moves 2 Q counts by one: noise of sqrt(2 Q) times the multiplier.
     in_all = (_HEARD * teachers["num_teachers"] / lead_needed(1.0) / multiplier) ** 2 / 2
     own = max(_FEWEST_FITTED, int(in_all * (1 - keep)))

@@ -36,7 +36,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +50,6 @@ from fairpate.data import Dataset
 from fairpate.files import arrays_digest
 from fairpate.methods.record_votes import ONE_RECORD, UNITS, PoolLabels, WeightedBallot, labels_of_chances
 from fairpate.methods.residual_votes import Whole, whole_rule
-from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.types import FloatArray, IntArray, Unit
 
@@ -243,16 +241,6 @@ def table_event(unit: Unit, *, noise_multiplier: float) -> VoteTables | VoteSums
     if unit == "person":
         return VoteSums(count=1, noise_stddev_votes=noise_multiplier * _PERSON, norm=_PERSON, unit=unit)
     return VoteTables(count=1, noise_stddev_votes=noise_multiplier, unit=unit)
-
-
-@cache
-def multiplier_within(target_epsilon: float, target_delta: float) -> float:
-    """Return the noise multiplier of a single table that uses all of the target."""
-
-    def event(noise: float) -> list[VoteTables]:
-        return [VoteTables(count=1, noise_stddev_votes=noise)]
-
-    return least_noise(event, target_epsilon=target_epsilon, target_delta=target_delta)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,9 +65,9 @@ from fairpate.config import AggregatorConfig, ConfigError, GatedAggregatorConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.files import arrays_digest
-from fairpate.methods.base import ExpectedVotes, Method, NoisySum, Stream, Trained, Training
+from fairpate.methods.base import ExpectedVotes, Method, NoisySum, Stream, Trained, Training, multiplier_within
 from fairpate.methods.learning import fit_student, passing, public_records, unread_beside_rule
-from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, multiplier_within, table_event
+from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, table_event
 from fairpate.methods.record_votes import rule_network, with_noise
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant

@@ -754,8 +754,8 @@ def demo(sweep: Path, out: Path) -> Output:
     cost = f"ε = {epsilon_text(epsilon)} (δ = {delta_text(float(f'{delta:.6g}'))})"
     sentences = [
         *claims_in_words(claims, bare, rejecting, method=shown, why="the default method"),
-        f"Each ε counts one model. Whoever publishes one of these {len(private)} because it did best on private "
-        f"records, or publishes all of them, pays for all: {cost} at most. `fairpate select` makes a choice inside the "
+        f"Each ε is the privacy cost of one model. To publish the one of these {len(private)} that did best on private "
+        f"records, or all of them, costs as much as all: {cost} at most. `fairpate select` makes a choice inside the "
         "guarantee.",
     ]
     files = {"all models": out / comparison.folder.report.name, "this model": page}

@@ -15,7 +15,7 @@ from scipy.stats import norm
 
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_data
-from fairpate.methods.base import Training, configured
+from fairpate.methods.base import Training, configured, multiplier_within
 from fairpate.methods.noisy_counts import (
     _POWERS,
     _SCALES,
@@ -25,7 +25,6 @@ from fairpate.methods.noisy_counts import (
     ServiceRule,
     ThresholdsConfig,
     fitted_rule,
-    multiplier_within,
     offsets_of,
     table_event,
 )
