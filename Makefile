@@ -35,8 +35,8 @@ docs: .venv/.installed-dev ## build the documentation site into build/site; a wa
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/site
 
 bench: .venv/.installed-dev ## print the measured ratios
-	$(BIN)/python benchmarks/accounting.py
-	$(BIN)/python benchmarks/teacher_training.py
+	$(BIN)/python benchmarks/speed/accounting.py
+	$(BIN)/python benchmarks/speed/teacher_training.py
 
 clean:
 	rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "papers"))
 import generated
 
 gc.disable()  # doctrees stay: looking through them again and again would be a seventh of a build

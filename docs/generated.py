@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import papers  # in benchmarks/, which conf.py names
+import papers  # in benchmarks/papers/, which conf.py names
 import typer
 from typer.cli import get_docs_for_click
 

@@ -38,12 +38,12 @@ c[a, y] = C1 - C0 is 1 - 2 y plus the price of group a in the event of label y, 
 record's cost from one group to another, so S is the largest |c[a, y]| and |c[a, y] - c[a', y]|. The cost of a rule is a
 sum over groups, so each group's part is drawn separately: the product of their odds is that of the whole rule.
 
-The accountant composes the sizes of cells and ``num_rounds`` answers of each side. benchmarks/posthoc.py has the
+The accountant composes the sizes of cells and ``num_rounds`` answers of each side. benchmarks/papers/posthoc.py has the
 paper's bounds on error and gaps, also those of Algorithm 1.
 
 Deviations from the paper:
 - The rounds are composed by the accountant, and prices use released sizes. The paper's rule for the noise of a round
-  and its private cell shares guarantee nothing: benchmarks/reproductions/oracle_as_in_paper.py.
+  and its private cell shares guarantee nothing: benchmarks/papers/reproductions/oracle_as_in_paper.py.
 - The auditor releases counts over public sizes rather than rates, whose denominators are private too.
 - Demographic parity and equal opportunity in addition to equalized odds; several groups against a reference.
 - T, eta and B are settings; the paper's formulas for eta and T are reconstructed from a damaged text.

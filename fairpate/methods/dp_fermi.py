@@ -31,7 +31,8 @@ Group shares are declared, or released once with noise of their own, and floored
 Deviations from the paper and its code:
 - The paper calibrates two streams of noise to the whole budget each; here they share it.
 - Its amplification by sampling although batches are visible, and its guarantee for whole records although the loss has
-  no noise, do not hold. benchmarks/reproductions/dp_fermi_noise.py computes the cost of its closed form for the noise.
+  no noise, do not hold. benchmarks/papers/reproductions/dp_fermi_noise.py computes what its closed form of the noise
+  costs.
 - Its matrix step contains lambda, with noise for lambda = 1; here the learning rate of W includes lambda. Its listing
   multiplies theta's noise by lambda, only for the fairness term; here noise is on the sum of clipped gradients.
 - Sums are divided by the expected size L, not by the size of the batch.

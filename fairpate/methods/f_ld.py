@@ -24,7 +24,7 @@ Deviations of both from the paper:
 - ``two_sided`` multipliers, one for each direction of a violation, fall again when it turns; the paper's only rise.
 - A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
 
-Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs the paper's form):
+Deviations of PF-LD (benchmarks/papers/reproductions/pf_ld_as_in_paper.py runs the paper's form):
 - Sizes are released or declared. The paper's are private, and its sensitivities are too small.
 - The violation is released with its sign; the paper's code uses the exact sign without a charge.
 - Values of population and group are clipped alike: clipping only the group's would itself create a violation.

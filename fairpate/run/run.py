@@ -124,8 +124,8 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
 def expected_accuracy(config: Method) -> tuple[float, float] | None:
     """Return the range that contains the accuracy of 9 of 10 published runs of ``config`` on its data set.
 
-    `benchmarks/marks.py` computes the ranges, which are in expected_accuracy.yaml. Between two measured epsilons the
-    returned range covers the ranges of both. Return None if a setting is not at its default for the data set, if no
+    `benchmarks/papers/marks.py` computes the ranges, which are in expected_accuracy.yaml. Between two measured epsilons
+    the returned range covers the ranges of both. Return None if a setting is not at its default for the data set, if no
     runs of the method on the data set were published, or if epsilon is outside the measured range.
     """
     epsilon = getattr(config.target, "epsilon", None)

@@ -1,4 +1,4 @@
-"""A short version of benchmarks/crash_campaign.py: the same program, fewer kills."""
+"""A short version of benchmarks/campaigns/crash_campaign.py: the same program, fewer kills."""
 
 import contextlib
 import random

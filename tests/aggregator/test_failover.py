@@ -1,4 +1,4 @@
-"""A short version of benchmarks/failover.py: the same program, two rounds."""
+"""A short version of benchmarks/campaigns/failover.py: the same program, two rounds."""
 
 import random
 import tempfile

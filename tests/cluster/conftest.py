@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "campaigns"))
 from local_cluster import Cluster
 
 

@@ -1,6 +1,6 @@
 """A run on a cluster of two worker nodes: private records go where they are learned from, and faults change nothing.
 
-The long version is benchmarks/cluster_faults.py.
+The long version is benchmarks/campaigns/cluster_faults.py.
 """
 
 import json

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "papers"))
 
 import headline
 import measured
@@ -76,4 +76,4 @@ def test_the_file_of_results_is_what_its_sources_give(notion, unit):
     for rival in headline.RIVALS:
         for name, expected in headline.against(cells, rival, notion=notion).items():
             near = {metric: pytest.approx(value) for metric, value in expected.items()}
-            assert stored[unit + name] == near, "write it anew: python benchmarks/headline.py"
+            assert stored[unit + name] == near, "write it anew: python benchmarks/papers/headline.py"

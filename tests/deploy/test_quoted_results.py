@@ -13,7 +13,7 @@ import pytest
 from command_lines import check
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks" / "papers"))
 
 import marks  # noqa: E402
 import measured  # noqa: E402
@@ -49,14 +49,14 @@ def test_pictures_are_drawn_from_the_results_that_are_here() -> None:
         assert found, name
         for source in found[1].split(", "):
             file, digest = source.split()
-            assert figures.digest(file.removesuffix(".json")) == digest, f"{name}: python benchmarks/figures.py"
+            assert figures.digest(file.removesuffix(".json")) == digest, f"{name}: python benchmarks/papers/figures.py"
 
 
 def test_every_quotation_is_what_was_measured() -> None:
     for page, least in (("coverage", 100), ("results-published", 40), ("results-frontier", 100)):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         assert len(measured.QUOTE.findall(text)) > least
-        assert measured.quoted(text) == text, f"write it anew: python benchmarks/measured.py docs/{page}.md"
+        assert measured.quoted(text) == text, f"write it anew: python benchmarks/papers/measured.py docs/{page}.md"
 
 
 def test_the_default_and_its_rivals_are_quoted_as_they_were_measured() -> None:
@@ -69,7 +69,7 @@ def test_the_default_and_its_rivals_are_quoted_as_they_were_measured() -> None:
 
 def test_forecasts_are_those_of_published_runs_which_lie_inside_when_they_are_left_out() -> None:
     cells = measured.read("marks")
-    assert marks.expected(cells) == marks.EXPECTED.read_text(encoding="utf-8"), "python benchmarks/marks.py"
+    assert marks.expected(cells) == marks.EXPECTED.read_text(encoding="utf-8"), "python benchmarks/papers/marks.py"
     found = marks.held_out(cells)
     assert all(inside >= 0.8 * count for inside, count in found.values()), found
     inside, count = map(sum, zip(*found.values(), strict=True))

@@ -17,7 +17,7 @@ import pytest
 from command_lines import _tree as command_tree
 
 ROOT = Path(__file__).parents[2]
-sys.path.extend([str(ROOT / "docs"), str(ROOT / "benchmarks"), str(ROOT / "tests")])
+sys.path.extend([str(ROOT / "docs"), str(ROOT / "benchmarks" / "papers"), str(ROOT / "tests")])
 
 import generated  # noqa: E402
 import ten_minutes  # noqa: E402

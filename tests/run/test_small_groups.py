@@ -15,7 +15,7 @@ import pytest
 from fairpate.run.context import read_json
 from fairpate.run.folder import open_run_directory
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "papers"))
 
 import results
 

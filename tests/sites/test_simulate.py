@@ -139,9 +139,9 @@ def test_a_folder_that_exists_is_refused(
 def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
     for method in ("weighted_votes", "residual_votes", "dp_fedavg"):
-        assert benchmark.table(method) in page, "print it anew: python benchmarks/sites.py --models all --table"
+        assert benchmark.table(method) in page, "print it anew: python benchmarks/papers/sites.py --models all --table"
     sums, found = measured.read("site_sums"), " ".join(page.split())
-    assert benchmark.sums_table() in page, "print it anew: python benchmarks/sites.py --table"
+    assert benchmark.sums_table() in page, "print it anew: python benchmarks/papers/sites.py --table"
     # A message of 16-byte secrets for each site: at 500 sites at most 5 s.
     assert sums["500 sites in one process"]["seconds"] < 5
     assert max(row["MB"] for name, row in sums.items() if name.endswith(" processes")) < 100
