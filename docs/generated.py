@@ -22,7 +22,7 @@ from typer.cli import get_docs_for_click
 
 from fairpate.cli.summaries import as_yaml, fields_of
 from fairpate.config import SweepConfig
-from fairpate.methods.base import all_methods, find_method
+from fairpate.methods.base import all_methods, find_method, looks_of
 from fairpate.report.frontier import Row
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.run.sweep import cells_of, load_sweep
@@ -106,7 +106,8 @@ def live_frontier(name: str = "utkface") -> str:
                 "command": "" if place else commands[name],
             }
             rows.append(Row(digest=name, minutes=math.nan, record=record, **row))
-    report = FrontierReport(title="PATE and DP-SGD families on faces", rows=rows, publish_unprotected=True)
+    looks = looks_of({row.method for row in rows})
+    report = FrontierReport(title="PATE and DP-SGD families on faces", rows=rows, publish_unprotected=True, looks=looks)
     return frontier_report(report)
 
 

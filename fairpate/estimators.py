@@ -1639,4 +1639,4 @@ def expected_failed_checks(estimator: FairClassifier) -> dict[str, str]:
     known = configuration.read_yaml(Path(__file__).with_name("failed_checks.yaml"))
     named = known["FairClassifier"] if type(estimator) is FairClassifier else {}
     embedded = {} if estimator.public_X is None else known["with_public_records"]
-    return {**named, **embedded, **known["methods"].get(estimator.method, {})}
+    return {**named, **embedded, **find_method(estimator.method).failed_checks}

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fairpate.methods.base import method_names
+from fairpate.methods.base import looks_of, method_names
 from fairpate.report.frontier import Row
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.types import RunRecord
@@ -36,7 +36,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         page = Path(folder) / "report.html"
         started = time.process_time()
-        page.write_text(frontier_report(FrontierReport(title="many rows", rows=rows)), encoding="utf-8")
+        page.write_text(
+            frontier_report(FrontierReport(title="many rows", rows=rows, looks=looks_of(method_names()))),
+            encoding="utf-8",
+        )
         written = time.process_time() - started
         print(f"{len(rows):,} rows: written in {written:.1f} s of processor time, {page.stat().st_size / 1e6:.1f} MB")
         for turn in ("first", "again"):

@@ -28,8 +28,7 @@ from fairpate.config import ConfigError, Section, read_yaml
 from fairpate.data import REGISTRY, DatasetDescription
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output
-from fairpate.methods.base import COUNTS, FITTED, find_method, method_names
-from fairpate.methods.pate import NO_GATE
+from fairpate.methods.base import COUNTS, FITTED, find_method, looks_of, method_names
 from fairpate.pages import counted, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.report.figures import FAMILIES, LOOKS
@@ -46,14 +45,14 @@ _WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
 def list_methods() -> Output:
     """Return a table of all registered methods: what each protects and needs with its default settings."""
     found, table = [], listing("name", "family", "protects", "needs")
-    for name in method_names():
+    for name in sorted(method_names(), key=_place_of):
         try:
             found.append(_method_facts(name))
             table.add_row(*(found[-1][column] for column in ("name", "family", "protects", "needs")))
         except ConfigError as error:  # a method of another package, no reason to hide the others
             found.append({"name": name, "broken": str(error)})
             table.add_row(name, "broken", "", Text(str(error)))
-    when = facts((family.title, f"for {family.take_when}") for family in FAMILIES)
+    when = facts((family.title, f"for {family.take_when}") for family in FAMILIES.values())
     note = (
         f"A method that protects nothing shows what privacy costs. `fairpate run --data NAME` without --method takes "
         f"{FITTED}, or {COUNTS} where many classes have few records each; --dry-run says why. "
@@ -62,16 +61,17 @@ def list_methods() -> Output:
     return Output(facts={"methods": found}, words=Constrain(Group(table, Text(), when, Text(f"\n{note}")), _WIDTH))
 
 
+def _place_of(name: str) -> tuple[int, int]:
+    """Return the place of a method among others: by family and colour, methods of other packages last."""
+    look = looks_of([name]).get(name)
+    return (len(FAMILIES), 0) if look is None else (list(FAMILIES).index(look[0]), look[1])
+
+
 def _method_facts(name: str) -> dict[str, str]:
     method = find_method(name)
     config = method()
-    family = next((each for each in FAMILIES if name in each.methods), None)
-    needs = {
-        "teachers": hasattr(config, "teachers"),
-        "pool": "method" in config.needing_public,
-        "groups": config.reads_groups or getattr(config, "gate", NO_GATE) != NO_GATE,
-        "two classes": config.learns_two_classes,
-    }
+    look = looks_of([name]).get(name)
+    family = None if look is None else FAMILIES[look[0]]
     if not method.is_private:
         take_for = "showing what privacy costs; never to publish"
     elif config.protects_attribute_only:
@@ -83,7 +83,7 @@ def _method_facts(name: str) -> dict[str, str]:
         "title": method.title,
         "family": "" if family is None else family.title,
         "protects": config.unit,
-        "needs": ", ".join(what for what, is_needed in needs.items() if is_needed) or "nothing",
+        "needs": ", ".join(config.needs) or "nothing",
         "take_for": take_for,
         "source": method.paper,
     }

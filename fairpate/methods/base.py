@@ -3,8 +3,9 @@
 A method reads private records and returns a model and the events that touched these records. It states no epsilon:
 :func:`price` computes it with the accountant. The fields of a :class:`Method` are all settings that a run reads, so the
 digest of a run, the command that repeats it, ``--help`` and the estimator are derived from the class. Sections are
-shared: ``dp_sgd`` means the same in every method that has it. A line of ``_OURS`` registers a method; another package
-registers one under the entry point group ``fairpate.methods``, or its method is named as ``module:Class``.
+shared: ``dp_sgd`` means the same in every method that has it. A method is registered by standing in this folder;
+another package registers one under the entry point group ``fairpate.methods``, or its method is named as
+``module:Class``. All that is said of a method (its look, what it needs, its attack, its sums) stands on its class.
 
 The configuration of one method is read from YAML and ``section.field=value``. A file may serve several methods:
 settings of other methods are checked and ignored, and settings of no method are an error. An option
@@ -30,7 +31,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -68,32 +70,23 @@ if TYPE_CHECKING:
 
 DEFAULT = "fairpate"
 _GROUP = "fairpate.methods"
-_OURS = {
-    "fairpate": "pate:FairPate",
-    "pate": "pate:Pate",
-    "pate_s_pre": "pate:PateSPre",
-    "pate_s_in": "pate:PateSIn",
-    "sf_pate": "sf_pate:SfPate",
-    "private_knn": "private_knn:PrivateKnn",
-    "record_votes": "record_votes:RecordVotes",
-    "weighted_votes": "record_votes:WeightedVotes",
-    "residual_votes": "residual_votes:ResidualVotes",
-    "ada_ssp": "residual_votes:AdaSsp",
-    "teacher_votes": "teacher_votes:TeacherVotes",
-    "sgd": "dp_sgd:Sgd",
-    "dp_sgd": "dp_sgd:DpSgd",
-    "fair_dp_sgd": "dp_sgd:FairDpSgd",
-    "dp_fermi": "dp_fermi:DpFermi",
-    "f_ld": "f_ld:FLd",
-    "covariance_constraint": "f_ld:CovarianceConstraint",
-    "pf_ld": "f_ld:PfLd",
-    "raco_dp": "raco_dp:RacoDp",
-    "dp_postprocessing": "dp_fair_learning:Postprocessing",
-    "dp_oracle_learner": "dp_fair_learning:OracleLearner",
-    "randomised_response": "randomised_response:RandomisedResponse",
-}
-_ELSEWHERE = {"own_votes": "own_votes:OwnVotes"}
-"""Methods that are found by name but not listed: `own_votes` trains nothing and needs a file of votes."""
+
+
+@cache
+def standing_here(*, listed: bool = True) -> dict[str, str]:
+    """Return the names of the methods of this folder, each with its class as ``module:Class``.
+
+    A class is a method of its own if it states its name as the default of the field ``method``. Files are read for this
+    line, because importing all of them takes a second. ``listed`` False: only methods that are found by name and not
+    listed (``is_listed``).
+    """
+    found = {}
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        for part in re.split(r"^class ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            kind, name = re.match(r"\w+", part), re.search(r'^    method: str = "(\w+)"$', part, re.MULTILINE)
+            if kind and name and listed != ("\n    is_listed: ClassVar[bool] = False" in part):
+                found[name[1]] = f"{_GROUP}.{file.stem}:{kind[0]}"
+    return found
 
 
 @cache
@@ -101,7 +94,7 @@ def method_names() -> Mapping[str, str]:
     """Return every registered method's name, with its class as ``module:Class``."""
     others = {entry.name: entry.value for entry in metadata.entry_points(group=_GROUP)}
     # Ours last: no other package takes the name of one of ours.
-    return others | {name: f"{_GROUP}.{place}" for name, place in _OURS.items()}
+    return others | standing_here()
 
 
 @cache
@@ -110,9 +103,7 @@ def find_method(name: str) -> type[Method]:
 
     ConfigError if it does not exist, cannot be imported or is incomplete.
     """
-    place = name if configuration.PLACE.fullmatch(name) else method_names().get(name)
-    if name in _ELSEWHERE:
-        place = f"{_GROUP}.{_ELSEWHERE[name]}"
+    place = name if configuration.PLACE.fullmatch(name) else {**standing_here(listed=False), **method_names()}.get(name)
     if place is None:
         raise ConfigError(f"method: no method {name!r}{configuration.nearest(name, list(method_names()))}.")
     try:
@@ -144,7 +135,14 @@ def find_method(name: str) -> type[Method]:
 def method_title(name: str) -> str:
     """Return the name that reports show for a method: its title, or for a method of another package its registered
     name, so that its code need not be imported."""
-    return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
+    return find_method(name).title if name in standing_here() | standing_here(listed=False) else name
+
+
+def looks_of(names: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """Return the family and the colour of those methods in ``names`` that stand in this folder; a page must not import
+    the code of others."""
+    ours = standing_here() | standing_here(listed=False)
+    return {name: (find_method(name).family, find_method(name).colour) for name in names if name in ours}
 
 
 def all_methods() -> dict[str, type[Method]]:
@@ -161,7 +159,7 @@ def _importable_methods(first: str = "") -> Iterator[tuple[str, type[Method]]]:
             yield name, find_method(name)
         except ConfigError:
             # One of ours that cannot be imported is a defect.
-            if name in _OURS:
+            if name in standing_here():
                 raise
 
 
@@ -388,8 +386,13 @@ class Method(Section):
     """A method together with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
 
     - ``title``, ``paper``: its name and its paper in reports and in the documentation.
+    - ``family``, ``colour``: how charts draw it: a family of fairpate/report/looks.yaml, and the index of a colour that
+      no other method of this family has.
+    - ``is_listed``: `fairpate methods` lists it; other methods are found by name only.
     - ``asks_teachers``: voters answer its queries one by one through a ledger, the durable record of queries and
       charges, so that a service can submit further queries later.
+    - ``trains_teachers``: it trains teachers on disjoint shards.
+    - ``has_gate``: a fairness rule refuses some of its answers, by the groups of public records.
     - ``releases_model``: the trained model is itself a release, not only learned from earlier releases.
     - ``reads_groups``: it reads the groups of private records.
     - ``protects_persons``: its events cover all records of a person together; without this, data sets that name persons
@@ -402,13 +405,19 @@ class Method(Section):
     - ``has_student``: a student learns from released labels, as ``student`` configures. Other methods read these
       settings only for ``public_data.self_label``.
     - ``reads_public``: it uses public records even without a setting in ``public_data``.
+    - ``failed_checks``: scikit-learn's checks that its estimator does not pass, each with the reason.
     - ``rate_tells_size``: the published sampling rate was computed from the real number of private records, and so
       reveals this number.
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
+    family: ClassVar[str]
+    colour: ClassVar[int]
+    is_listed: ClassVar[bool] = True
     asks_teachers: ClassVar[bool] = False
+    trains_teachers: ClassVar[bool] = False
+    has_gate: ClassVar[bool] = False
     releases_model: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = True
     protects_persons: ClassVar[bool] = False
@@ -420,6 +429,7 @@ class Method(Section):
     publishes_linear_rules: ClassVar[bool] = False
     has_student: ClassVar[bool] = False
     rate_tells_size: ClassVar[bool] = True
+    failed_checks: ClassVar[Mapping[str, str]] = {}
 
     method: str = Field("", description="A name of `fairpate methods`, or module:Class.")
     out: Path | None = Field(None, description="Run directory; null names it after method, data and configuration.")
@@ -530,6 +540,17 @@ class Method(Section):
         among them if the method itself needs public records."""
         uses = (f"public_data.{name}" for name, use in self.public_data if use is not None)
         return ("method",) * self.reads_public + tuple(uses)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What `fairpate methods` lists that a run of this method needs, in words."""
+        needs = {
+            "teachers": self.trains_teachers,
+            "pool": "method" in self.needing_public,
+            "groups": self.reads_groups or self.has_gate,
+            "two classes": self.learns_two_classes,
+        }
+        return tuple(what for what, is_needed in needs.items() if is_needed)
 
     @property
     def unit(self) -> str:

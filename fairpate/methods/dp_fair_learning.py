@@ -81,7 +81,7 @@ labels (= C), K constraints.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -106,6 +106,15 @@ from fairpate.types import FloatArray, Relation, sklearn
 
 Rule = TypeVar("Rule")
 RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)
+_NO_CELL = "its records leave a group without one of the labels, whose rates are then refused"
+_FEW_RECORDS = ("classifier_data_not_an_array", "estimators_pickle", "pipeline_consistency")
+_FEWER = ("classifiers_classes", "classifiers_train", "estimators_fit_returns_self", "estimators_overwrite_params")
+_FEWEST = ("positive_only_tag_during_fit", "readonly_memmap_input")
+WITHOUT_CELLS = {f"check_{name}": _NO_CELL for name in (*_FEW_RECORDS, *_FEWER, *_FEWEST)}
+"""scikit-learn's checks with records that methods which fill every cell refuse, each with the reason."""
+_DRAWN = "a randomised classifier draws the label of every record, in the order of X"
+IN_ORDER = dict.fromkeys(("check_methods_sample_order_invariance", "check_methods_subset_invariance"), _DRAWN)
+"""scikit-learn's checks that labels drawn in the order of X do not pass, each with the reason."""
 
 
 class DpOracleLearnerConfig(ParityConfig):
@@ -519,10 +528,13 @@ class OracleLearner(PrivateMethod):
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
+    family: ClassVar[str] = "rates"
+    colour: ClassVar[int] = 2
     learns_two_classes: ClassVar[bool] = True
     protects_attribute_only: ClassVar[bool] = True
     publishes_mixture: ClassVar[bool] = True
     publishes_linear_rules: ClassVar[bool] = True
+    failed_checks: ClassVar[Mapping[str, str]] = WITHOUT_CELLS
 
     method: str = "dp_oracle_learner"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
@@ -734,7 +746,14 @@ class Postprocessing(DpSgdFamily):
 
     title: ClassVar[str] = "DP-postprocessing"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 1"
+    family: ClassVar[str] = "rates"
+    colour: ClassVar[int] = 4
     publishes_mixture: ClassVar[bool] = True
+    failed_checks: ClassVar[Mapping[str, str]] = {
+        **{f"check_{name}": _NO_CELL for name in _FEW_RECORDS},
+        "check_classifiers_train": _DRAWN,
+        **IN_ORDER,
+    }
 
     method: str = "dp_postprocessing"
     dp_postprocessing: DpPostprocessingConfig = DpPostprocessingConfig()

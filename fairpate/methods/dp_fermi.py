@@ -484,6 +484,7 @@ class DpFermi(DpSgdFamily):
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-FERMI"
     paper: ClassVar[str] = "Lowy, Gupta and Razaviyayn 2023, arXiv 2210.08781"
+    colour: ClassVar[int] = 5
 
     method: str = "dp_fermi"
     dp_fermi: DpFermiConfig = DpFermiConfig()

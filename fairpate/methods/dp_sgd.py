@@ -87,6 +87,8 @@ class Sgd(UnprotectedMethod):
 
     title: ClassVar[str] = "plain SGD"
     paper: ClassVar[str] = "Robbins and Monro 1951"
+    family: ClassVar[str] = "dp_sgd"
+    colour: ClassVar[int] = 6
     reads_groups: ClassVar[bool] = False
 
     method: str = "sgd"
@@ -200,6 +202,7 @@ def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonG
 class DpSgdFamily(PrivateMethod):
     """Base class of the methods that train by DP-SGD, as section ``dp_sgd`` configures."""
 
+    family: ClassVar[str] = "dp_sgd"
     dp_sgd: DpSgdConfig = DpSgdConfig()
 
     @property
@@ -224,6 +227,7 @@ class DpSgd(DpSgdFamily):
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-SGD"
     paper: ClassVar[str] = "Abadi et al. 2016, arXiv 1607.00133"
+    colour: ClassVar[int] = 2
     reads_groups: ClassVar[bool] = False
 
     method: str = "dp_sgd"
@@ -294,6 +298,7 @@ class FairDpSgd(DpSgd):
 
     title: ClassVar[str] = "FairDP-SGD"
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 6"
+    colour: ClassVar[int] = 1
 
     reads_public: ClassVar[bool] = True
 

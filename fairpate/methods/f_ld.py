@@ -313,6 +313,8 @@ class FLd(UnprotectedMethod):
 
     title: ClassVar[str] = "F-LD"
     paper: ClassVar[str] = "Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562"
+    family: ClassVar[str] = "dp_sgd"
+    colour: ClassVar[int] = 0
     # It is compared with methods that protect the attribute alone: the attribute is not a feature.
     protects_attribute_only: ClassVar[bool] = True
 
@@ -541,6 +543,8 @@ class PfLd(PrivateMethod):
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
+    family: ClassVar[str] = "dp_sgd"
+    colour: ClassVar[int] = 4
     protects_attribute_only: ClassVar[bool] = True
 
     method: str = "pf_ld"
@@ -635,6 +639,8 @@ class CovarianceConstraint(UnprotectedMethod):
 
     title: ClassVar[str] = "covariance constraint"
     paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
+    family: ClassVar[str] = "regression"
+    colour: ClassVar[int] = 0
     protects_attribute_only: ClassVar[bool] = True  # as F-LD
     learns_two_classes: ClassVar[bool] = True
     publishes_linear_rules: ClassVar[bool] = True

@@ -272,7 +272,9 @@ class OwnVotes(GnmaxMethod):
 
     title: ClassVar[str] = "Votes made elsewhere"
     paper: ClassVar[str] = "Papernot et al. 2018, arXiv 1802.08908; Yaghini et al. 2023 (FairPATE), Algorithm 1"
+    colour: ClassVar[int] = 6
 
+    is_listed: ClassVar[bool] = False  # it trains nothing, and needs a file of votes
     votes_on_anything: ClassVar[bool] = False  # only on records in the file
 
     method: str = "own_votes"

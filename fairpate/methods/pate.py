@@ -653,9 +653,14 @@ class VotingMethod(Method):
     aggregator: configuration.AskedConfig = configuration.AskedConfig()
 
     @property
+    def has_gate(self) -> bool:  # type: ignore[override]
+        """True if a fairness rule refuses some of the answers."""
+        return self.gate != NO_GATE
+
+    @property
     def reads_public_groups(self) -> bool:
         """True if a gate or a calibration reads the groups of public records."""
-        return self.gate != NO_GATE or self.public_data.calibration is not None
+        return self.has_gate or self.public_data.calibration is not None
 
     @property
     def leaves_room(self) -> bool:
@@ -848,6 +853,7 @@ class VotingMethod(Method):
 class GnmaxMethod(VotingMethod):
     """A method whose voters have one vote each and whose labels are released by Confident-GNMax."""
 
+    family: ClassVar[str] = "pate"
     aggregator: configuration.GnmaxConfig = configuration.GnmaxConfig()
 
     @property
@@ -957,6 +963,7 @@ class PateFamily(GnmaxMethod):
 
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
     protects_persons: ClassVar[bool] = True  # all records of a person reach one teacher
+    trains_teachers: ClassVar[bool] = True
 
     storage: Annotated[str, AfterValidator(_one_place_everywhere)] | None = Field(
         None,
@@ -1139,6 +1146,7 @@ class Pate(PateFamily):
     """PATE, without a fairness constraint."""
 
     title: ClassVar[str] = "PATE"
+    colour: ClassVar[int] = 4
 
     method: str = "pate"
     aggregator: AggregatorConfig = AggregatorConfig()
@@ -1148,6 +1156,7 @@ class FairPate(PateFamily):
     """FairPATE: the aggregator enforces parity while it answers."""
 
     title: ClassVar[str] = "FairPATE"
+    colour: ClassVar[int] = 0
 
     method: str = "fairpate"
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
@@ -1157,6 +1166,7 @@ class PateSPre(PateFamily):
     """PATE-S_pre: a filter enforces parity on PATE's released labels before the student learns from them."""
 
     title: ClassVar[str] = "PATE-S_pre"
+    colour: ClassVar[int] = 5
 
     reads_public_groups: ClassVar[bool] = True  # the filter reads them
     publishes_rule: ClassVar[bool] = False
@@ -1177,6 +1187,7 @@ class PateSIn(PateFamily):
     """PATE-S_in: a demographic-parity regulariser on public batches is added to the student's loss."""
 
     title: ClassVar[str] = "PATE-S_in"
+    colour: ClassVar[int] = 3
 
     reads_public_groups: ClassVar[bool] = True  # the regulariser reads them
     publishes_rule: ClassVar[bool] = False

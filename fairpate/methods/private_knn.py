@@ -157,6 +157,8 @@ class PrivateKnn(VotingMethod):
     rate_tells_size: ClassVar[bool] = False
     title: ClassVar[str] = "Private-kNN"
     paper: ClassVar[str] = "Zhu, Yu, Chandraker and Wang, CVPR 2020"
+    family: ClassVar[str] = "records"
+    colour: ClassVar[int] = 1
 
     method: str = "private_knn"
     private_knn: PrivateKnnConfig = PrivateKnnConfig()

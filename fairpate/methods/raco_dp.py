@@ -771,6 +771,7 @@ class RacoDp(DpSgdFamily):
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"
     paper: ClassVar[str] = "Private Rate-Constrained Optimization with Applications to Fair Learning"
+    colour: ClassVar[int] = 3
 
     method: str = "raco_dp"
     raco_dp: RacoDpConfig = RacoDpConfig()

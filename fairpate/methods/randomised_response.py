@@ -22,6 +22,7 @@ Shapes: N records, D features, R rules, G groups, C classes, Y true labels.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -30,7 +31,14 @@ from pydantic import Field
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import indices, joint_table
 from fairpate.methods.base import PrivateMethod, Stream, Trained, Training
-from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, GameRules, fair_mixing, fit_mixture
+from fairpate.methods.dp_fair_learning import (
+    IN_ORDER,
+    WITHOUT_CELLS,
+    DpPostprocessingConfig,
+    GameRules,
+    fair_mixing,
+    fit_mixture,
+)
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import ParityCells, ParityConfig
 from fairpate.privacy.accountant import PureReleases, spent
@@ -103,7 +111,10 @@ class RandomisedResponse(PrivateMethod):
 
     title: ClassVar[str] = "randomised response"
     paper: ClassVar[str] = "Mozannar et al. 2020"
+    family: ClassVar[str] = "rates"
+    colour: ClassVar[int] = 0
     protects_attribute_only: ClassVar[bool] = True
+    failed_checks: ClassVar[Mapping[str, str]] = WITHOUT_CELLS | IN_ORDER
 
     method: str = "randomised_response"
     randomised_response: RandomisedResponseConfig = RandomisedResponseConfig()

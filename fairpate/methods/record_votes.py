@@ -117,6 +117,7 @@ class VotesOfRecords(base.ReleasingMethod):
     fields of the method's own section that affect only the student, in addition to those of :class:`TaughtConfig`.
     """
 
+    family: ClassVar[str] = "records"
     protects_persons: ClassVar[bool] = True
     reads_public: ClassVar[bool] = True  # public records get the labels
     has_student: ClassVar[bool] = True
@@ -383,6 +384,7 @@ class RecordVotes(VotesOfRecords):
 
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; related: McSherry 2009, arXiv 2406.08039"
+    colour: ClassVar[int] = 5
     learned: ClassVar[tuple[str, ...]] = ("rule",)
     section: ClassVar[str] = "record_votes"
 
@@ -632,6 +634,7 @@ class WeightedVotes(VotesOfRecords):
 
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; related: arXiv 1603.07294, arXiv 1709.09216"
+    colour: ClassVar[int] = 3
     learned: ClassVar[tuple[str, ...]] = ("ridge",)
     section: ClassVar[str] = "weighted_votes"
 

@@ -305,6 +305,7 @@ class ResidualVotes(RulesOfRecords):
 
     title: ClassVar[str] = "residual record votes"
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
+    colour: ClassVar[int] = 0
     section: ClassVar[str] = "residual_votes"
 
     method: str = "residual_votes"
@@ -503,6 +504,7 @@ class AdaSsp(RulesOfRecords):
 
     title: ClassVar[str] = "AdaSSP"
     paper: ClassVar[str] = "Wang 2018, arXiv 1803.02596"
+    colour: ClassVar[int] = 2
     learned: ClassVar[tuple[str, ...]] = ("ridge_share", "failure_probability")
     section: ClassVar[str] = "ada_ssp"
 

@@ -59,6 +59,7 @@ class SfPate(PateFamily):
 
     title: ClassVar[str] = "SF-PATE"
     paper: ClassVar[str] = "Tran, Zhu, Fioretto and Van Hentenryck, SF-PATE"
+    colour: ClassVar[int] = 1
     reads_groups: ClassVar[bool] = True
     protects_attribute_only: ClassVar[bool] = True  # features and labels are public
 

@@ -56,6 +56,8 @@ class TeacherVotes(VotesOfRecords):
 
     title: ClassVar[str] = "one table of teachers' votes"
     paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"
+    colour: ClassVar[int] = 4
+    trains_teachers: ClassVar[bool] = True
     section: ClassVar[str] = "teacher_votes"
 
     method: str = "teacher_votes"

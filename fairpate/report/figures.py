@@ -51,19 +51,17 @@ SHAPES: Mapping[str, str] = LOOKS["shapes"]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of similar methods, which have the same shape of mark in charts; ``methods`` maps each method to the
-    index of its colour.
+    """A family of similar methods, which have the same shape of mark in charts.
 
     ``take_when``: words for the purpose for which the family is suitable, which complete "choose it for ...".
     """
 
     title: str
     shape: str
-    methods: Mapping[str, int]
     take_when: str
 
 
-FAMILIES = tuple(Family(**each | {"shape": SHAPES[each["shape"]]}) for each in LOOKS["families"])
+FAMILIES = {name: Family(**each | {"shape": SHAPES[each["shape"]]}) for name, each in LOOKS["families"].items()}
 # A second shape is used only if other packages bring more methods than there are colours.
 _OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
@@ -85,14 +83,16 @@ class SeriesStyle:
 def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
     """Return how charts draw each series (the points of one method) among ``points``, sorted by family.
 
-    A method of this package always has the same style; methods of other packages get the remaining styles in
-    alphabetical order.
+    A method of this package always has the same style, by its class; methods of other packages get the remaining styles
+    in alphabetical order.
     """
     methods = {point.series: point.method for point in points}
-    known = {
-        method: (family.title, family.shape, place) for family in FAMILIES for method, place in family.methods.items()
+    rank_of = {name: rank for rank, name in enumerate(FAMILIES)}
+    known = {point.method: (rank_of[point.look[0]], *point.look) for point in points if point.look is not None}
+    placed = {
+        method: (FAMILIES[family].title, FAMILIES[family].shape, place)
+        for method, (_, family, place) in sorted(known.items(), key=lambda of: of[1][::2])
     }
-    placed = {method: known[method] for method in known if method in methods.values()}
     for rank, method in enumerate(sorted(set(methods.values()) - known.keys())):
         turn, place = divmod(rank, len(COLOURS))
         placed[method] = ("Other packages", _OTHER_SHAPES[turn % len(_OTHER_SHAPES)], place)

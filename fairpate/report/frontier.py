@@ -88,6 +88,10 @@ class Row:
         return not self.has_guarantee or (self.record is not None and math.isinf(self.record.epsilon))
 
 
+Look = tuple[str, int]
+"""How charts draw a method: its family, a name in looks.yaml, and the index of its colour among those of its family."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class PrivacyClass:
     """The privacy unit, neighbouring relation and delta for which an epsilon holds. Epsilons of different classes are
@@ -122,7 +126,8 @@ class Point:
     records, NaN if unknown. ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in
     words. ``units`` is the public number of protected units, with which delta is compared, None if none is.
     ``groups`` counts, for each group, the seeds in which a constant prediction would serve the group better, and
-    those in which the group had no answered test record.
+    those in which the group had no answered test record. ``look`` is the method's family and the index of its colour,
+    None for a method of another package.
     """
 
     method: str
@@ -139,6 +144,7 @@ class Point:
     notion: NotionName = DEFAULT
     fairness_S: Mapping[NotionName, FloatArray] = field(default_factory=dict)
     ends_S3: Mapping[NotionName, FloatArray] = field(default_factory=dict)
+    look: Look | None = None
     mean_O: FloatArray = field(init=False)
     spread_O: FloatArray = field(init=False)
     num_undefined: int = field(init=False)
@@ -217,14 +223,18 @@ class Frontier:
 
 
 def points_of(
-    records: Sequence[RunRecord], *, commands: Sequence[str] = (), notion: NotionName = DEFAULT
+    records: Sequence[RunRecord],
+    *,
+    commands: Sequence[str] = (),
+    notion: NotionName = DEFAULT,
+    looks: Mapping[str, Look] | None = None,
 ) -> list[Point]:
     """Return one point for each configuration, in order of first appearance; a point joins the records of all seeds of
     its configuration.
 
     Disparity is measured by ``notion``. ``commands[i]`` repeats ``records[i]``; the commands of a point draw fresh
-    noise. Of two records with the same configuration and seeds the later one is used. ValueError if there are commands,
-    but not one per record.
+    noise. Of two records with the same configuration and seeds the later one is used. ``looks``: those of methods by
+    name. ValueError if there are commands, but not one per record.
     """
     if commands and len(commands) != len(records):
         raise ValueError(f"Expected one command per record, got {len(commands)} for {len(records)} records.")
@@ -252,6 +262,7 @@ def points_of(
         points.append(
             Point(
                 method=first.method,
+                look=(looks or {}).get(first.method),
                 panel=Panel(privacy=privacy, data=first.data),
                 epsilon_is_data_dependent=first.epsilon_is_data_dependent,
                 settings=settings_of(first.config),

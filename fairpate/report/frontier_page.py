@@ -272,7 +272,8 @@ class FrontierReport:
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
     and counted, and so are rows without privacy unless ``publish_unprotected``. Only the operator's page says why a run
     failed. ``notion``: the notion of fairness that the page opens with; the reader may choose any other that was
-    recorded. ``fair_at``: the user's rule of fairness, at which the sliders begin.
+    recorded. ``fair_at``: the user's rule of fairness, at which the sliders begin. ``looks``: the family and the colour
+    of methods by name.
     """
 
     title: str
@@ -281,6 +282,7 @@ class FrontierReport:
     publish_unprotected: bool = False
     notion: NotionName = DEFAULT
     fair_at: FairRule = field(default_factory=FairRule)
+    looks: Mapping[str, frontier.Look] = field(default_factory=dict)
 
     @property
     def shown(self) -> list[Row]:
@@ -291,7 +293,7 @@ class FrontierReport:
         """Return the points that the page shows: the successful runs among its rows, joined over seeds."""
         done = [(row.record, row.command) for row in self.shown if row.record is not None]
         records, commands = [record for record, _ in done], [command for _, command in done]
-        return frontier.points_of(records, commands=commands, notion=self.notion)
+        return frontier.points_of(records, commands=commands, notion=self.notion, looks=self.looks)
 
     def is_public(self, row: Row) -> bool:
         """Return True if ``row`` may appear on a page that is published."""

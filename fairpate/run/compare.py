@@ -37,7 +37,7 @@ from fairpate.data import load_data, load_once
 from fairpate.data.registry import declared_units
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import make_folder, write_atomically
-from fairpate.methods.base import ReleasingMethod, determining_values
+from fairpate.methods.base import ReleasingMethod, determining_values, looks_of
 from fairpate.methods.pate import PateFamily, choose_queries
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
 from fairpate.report.figures import FigureStyle, frontier_figures
@@ -588,6 +588,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
         publish_unprotected=folder.publish_unprotected,
         notion=comparison.notion,
         fair_at=comparison.fair_at,
+        looks=looks_of({row.method for row in comparison.operators_rows}),
     )
     make_folder(folder.figures)
     for name, content in frontier_figures(public.points()).items():
@@ -703,7 +704,9 @@ def write_figures(
     is_operators = table.resolve().parent.name == "private" or any(
         row.is_private or not math.isnan(row.minutes) or row.error not in ("", FAILED) for row in rows
     )
-    points = FrontierReport(title="", rows=rows, publish_unprotected=not is_operators, notion=notion).points()
+    looks = looks_of({row.method for row in rows})
+    report = FrontierReport(title="", rows=rows, publish_unprotected=not is_operators, notion=notion, looks=looks)
+    points = report.points()
     if not points:
         raise UsageError(
             f"{table}: no finished run that may be published; run `fairpate compare` again to finish it, then draw the "

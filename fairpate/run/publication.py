@@ -23,7 +23,7 @@ from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import completed_pool, feature_names
 from fairpate.files import write_atomically
-from fairpate.methods.base import method_title
+from fairpate.methods.base import looks_of, method_title
 from fairpate.methods.pate import Spending
 from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
@@ -119,7 +119,11 @@ def comparison_html(comparison: Comparison) -> str:
     # Not the report page itself, which would add a drawing library to the notebook.
     folder, rows = comparison.folder, comparison.rows
     report = FrontierReport(
-        title=folder.root.name, rows=rows, publish_unprotected=folder.publish_unprotected, notion=comparison.notion
+        title=folder.root.name,
+        rows=rows,
+        publish_unprotected=folder.publish_unprotected,
+        notion=comparison.notion,
+        looks=looks_of({row.method for row in rows}),
     )
     points = report.points()
     panels = list(by_panel(points).values())
