@@ -11,6 +11,8 @@ from fairpate.methods.base import Trained as Trained
 from fairpate.methods.base import Training as Training
 from fairpate.methods.base import configured as configured
 from fairpate.methods.base import method_names as method_names
+from fairpate.releases.directory import RunDirectory as RunDirectory
+from fairpate.releases.directory import read_statement as read_statement
 from fairpate.report.frontier import SelectionRule as SelectionRule
 from fairpate.report.frontier import best_error as best_error
 from fairpate.report.frontier import by_panel as by_panel
@@ -19,8 +21,6 @@ from fairpate.report.frontier import points_of as points_of
 from fairpate.report.frontier import select as select
 from fairpate.run.assess import assess_predictions as assess_predictions
 from fairpate.run.compare import compare_methods as compare_methods
-from fairpate.run.context import RunDirectory as RunDirectory
-from fairpate.run.context import read_statement as read_statement
 from fairpate.run.folder import open_run_directory as open_run_directory
 from fairpate.run.publication import write_card as write_card
 from fairpate.run.run import run_method as run_method

@@ -71,13 +71,14 @@ from fairpate.methods.base import (
 from fairpate.pages import delta_caution, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
+from fairpate.releases.directory import RunDirectory, write_json
+from fairpate.releases.log import ReleaseLog
+from fairpate.releases.odometer import Odometer, spent
 from fairpate.run import choice
 from fairpate.run.choice import score_of
-from fairpate.run.context import RunDirectory, write_json
 from fairpate.run.folder import create_run_directory, record_data
 from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
-from fairpate.run.release_log import Odometer, ReleaseLog, spent
 from fairpate.run.run import public_units, question_above, statement_of, train_model
 from fairpate.terminal import Reporter
 from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict

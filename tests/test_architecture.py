@@ -21,8 +21,7 @@ FLOORS = (
     ("fairpate.data", "fairpate.nn"),
     ("teachers", "aggregator", "student"),
     ("fairpate.report",),
-    ("fairpate.run.context",),
-    ("fairpate.run.release_log",),  # with the context, all that a method imports of a run
+    ("fairpate.releases",),
     ("fairpate.methods",),
     ("fairpate.run",),
     ("fairpate.sites",),

@@ -20,8 +20,8 @@ from fairpate.config import CalibrationConfig, ConfigError, FitConfig, LoopConfi
 from fairpate.estimators import FairClassifier, FairSearchCV
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
 from fairpate.methods.f_ld import FairLoopConfig
-from fairpate.run.context import RunDirectory, read_labels
-from fairpate.run.release_log import LimitReachedError, Odometer
+from fairpate.releases.directory import RunDirectory, read_labels
+from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.types import GateRule
 
 LOGISTIC = {"name": "logistic"}

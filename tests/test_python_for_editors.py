@@ -19,7 +19,7 @@ import fairpate
 from fairpate.estimators import FairClassifier, Parameters, parameters_of
 from fairpate.methods.base import method_names
 from fairpate.privacy.mechanism_events import VoteTables
-from fairpate.run.release_log import Odometer, Release
+from fairpate.releases.odometer import Odometer, Release
 
 ROOT = Path(__file__).parents[1]
 WITH_EXAMPLES = [

@@ -25,8 +25,8 @@ from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.mechanism_events import SecretTrials, event_json, flat
 from fairpate.privacy.second_accountant import recomputed_epsilon
+from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run.choice import TrialsError
-from fairpate.run.release_log import LimitReachedError, Odometer
 
 GRID = {"dp_sgd__learning_rate": [1e-9, 1.0]}
 

@@ -36,7 +36,7 @@ from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import dp_one_vs_rest, dp_pairwise, joint_table
 from fairpate.methods.base import Method, Training, configured
 from fairpate.nn.fit import predict_probabilities
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter
 

@@ -23,15 +23,8 @@ from fairpate.config import RayConfig, flattened
 from fairpate.data import load_data
 from fairpate.fairness import rates
 from fairpate.methods.base import determining_values
+from fairpate.releases.directory import RunDirectory, read_json, read_labels, read_statement, read_votes, write_votes
 from fairpate.run.compare import run_cell, shared_file, train_and_vote
-from fairpate.run.context import (
-    RunDirectory,
-    read_json,
-    read_labels,
-    read_statement,
-    read_votes,
-    write_votes,
-)
 from fairpate.run.folder import UnprotectedRun
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, load_sweep
 from fairpate.terminal import Reporter

@@ -50,8 +50,8 @@ from fairpate.methods.randomised_response import RandomisedResponse, RandomisedR
 from fairpate.nn.fit import said_labels
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.releases.directory import RunDirectory
 from fairpate.report.metrics import evaluate
-from fairpate.run.context import RunDirectory
 from fairpate.terminal import Reporter
 
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 1.0)

@@ -51,11 +51,11 @@ from fairpate.methods.base import Price, configured
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables
+from fairpate.releases.arrays import Released
 from fairpate.report.metrics import GAPS
 from fairpate.run import private_metrics
 from fairpate.run.choice import choice_among, group_weights, score_of, select_by_trials, select_settings
 from fairpate.run.private_metrics import WEIGHT, _Shares, draw_table, evaluation_of, table_event
-from fairpate.run.release_log import Released
 from fairpate.run.run import one_release
 from fairpate.terminal import Reporter
 from student.student import load_student

@@ -17,8 +17,8 @@ import numpy as np
 
 from fairpate.data import load_data
 from fairpate.fairness.gate import filter_stream
+from fairpate.releases.directory import read_statement
 from fairpate.report.metrics import evaluate
-from fairpate.run.context import read_statement
 from fairpate.run.folder import open_run_directory
 from fairpate.types import GapDefinition, GateRule
 from student.student import load_student

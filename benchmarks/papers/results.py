@@ -25,7 +25,7 @@ from fairpate.data import load_data
 from fairpate.methods.base import DEFAULT, Method, config_digest, configured
 from fairpate.methods.pate import VotingMethod
 from fairpate.pages import epsilon_text
-from fairpate.run.context import RunDirectory, read_json, read_labels, read_statement
+from fairpate.releases.directory import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

@@ -38,8 +38,7 @@ from fairpate.fairness.rates import dp_one_vs_rest
 from fairpate.http_server import HttpServer
 from fairpate.methods.base import resolved
 from fairpate.methods.pate import FairPate, StandingVoters
-from fairpate.run import context
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory, read_json, read_votes
 from fairpate.run.folder import as_trained, load_for
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend
@@ -56,7 +55,7 @@ class VotesHere(FairPate):
         return StandingVoters(
             ensemble=ensemble.digest,
             ask=lambda features, _: collect_votes(ensemble, torch.from_numpy(features)),
-            collected=context.read_votes(run.votes),
+            collected=read_votes(run.votes),
         )
 
 
@@ -71,7 +70,7 @@ def measure(config: FairPate, *, num_queries: int) -> dict[str, dict[str, Any]]:
         ",votes_alone": answers(copy, config, dataset, num_queries=num_queries, by_votes_alone=True),
     }
     fixed = {
-        "accuracy": context.read_json(run.record)["accuracy"],
+        "accuracy": read_json(run.record)["accuracy"],
         "unit": dataset.unit,
         "relation": "add or remove one",
         "delta": config.target.delta,

@@ -399,7 +399,7 @@ class Hospitals:
         from torch import nn
 
         from fairpate.methods.base import Training
-        from fairpate.run.context import RunDirectory
+        from fairpate.releases.directory import RunDirectory
         from fairpate.terminal import Reporter
 
         run = RunDirectory(root=self.folder / "run")
@@ -497,7 +497,7 @@ class Hospitals:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from fairpate.run.context import read_json
+        from fairpate.releases.directory import read_json
         from fairpate.run.run import aggregate
         from fairpate.terminal import Reporter
 

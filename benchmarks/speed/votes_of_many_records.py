@@ -40,7 +40,7 @@ from fairpate.data.embedding import Prototypes, SpaceConfig
 from fairpate.data.large_arrays import Names
 from fairpate.methods.base import Training
 from fairpate.methods.residual_votes import ResidualVotes
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray
 

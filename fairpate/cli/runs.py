@@ -141,8 +141,8 @@ def _dry_run(
     """
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.pages import delta_caution
+    from fairpate.releases.directory import RunDirectory
     from fairpate.run import run
-    from fairpate.run.context import RunDirectory
     from fairpate.run.folder import check_run_directory, load_for
     from fairpate.run.run import check_data
 
@@ -393,8 +393,8 @@ def assess(
     """
     from datetime import UTC, datetime
 
+    from fairpate.releases.directory import write_text
     from fairpate.run.assess import assess_predictions
-    from fairpate.run.context import write_text
 
     with base.checked_arguments("--fair-at"):
         rule = None if fair_at is None else fair_rule(fair_at)
@@ -453,8 +453,8 @@ def aggregate(
         mechanism: Parameters of the noisy vote, instead of --epsilon, as in {threshold: 8, threshold_stddev_votes: 2,
             noise_stddev_votes: 1}.
     """
+    from fairpate.releases.directory import read_statement
     from fairpate.report.records import Guarantee
-    from fairpate.run.context import read_statement
     from fairpate.run.publication import read_claims
     from fairpate.run.run import aggregate as run_aggregator
 

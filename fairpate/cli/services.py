@@ -225,7 +225,7 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
         copy: A copy of `fairpate ledger backup`.
         to: Restore to postgresql://HOST/DATABASE#NAME; default: where the ledger was.
     """
-    from fairpate.run.context import run_at
+    from fairpate.releases.directory import run_at
 
     with waiting("ledger"):
         place = serving.restore(run_at(folder), copy, to=to)
@@ -241,7 +241,7 @@ def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()
     Args:
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
     """
-    from fairpate.run.context import run_at
+    from fairpate.releases.directory import run_at
 
     with waiting("ledger"):
         anchor = serving.add_anchor(run_at(folder), place)
@@ -301,7 +301,7 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
         delta: Delta at which the sum of all releases is compared with the limit.
     """
     from fairpate.data import REGISTRY
-    from fairpate.run.release_log import Odometer
+    from fairpate.releases.odometer import Odometer
 
     if not 0 < delta < 1:
         raise ConfigError(_DELTA.format(delta))
@@ -461,7 +461,7 @@ Words = Annotated[list[str] | None, typer.Argument()]
 
 def _query_words(words: Words = None, token_file: Path | None = None) -> Output | None:
     from aggregator.client import query_words
-    from fairpate.run.release_log import state_folder
+    from fairpate.releases.odometer import state_folder
 
     return query_words(words or [], token_file=token_file, history=state_folder() / "history")
 
@@ -768,7 +768,7 @@ def simulate_plan(
         method: weighted_votes, record_votes, residual_votes or teacher_votes.
         options: NAME=VALUE: an option of the data set.
     """
-    from fairpate.run.context import read_json
+    from fairpate.releases.directory import read_json
     from fairpate.sites.simulate import simulate
 
     settings: list[Override] = list(overrides or [])

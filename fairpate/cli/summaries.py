@@ -31,10 +31,10 @@ from fairpate.files import PlaceError, check_output
 from fairpate.methods.base import COUNTS, FITTED, find_method, looks_of, method_names
 from fairpate.pages import counted, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.releases.directory import RunDirectory, read_json, read_statement
+from fairpate.releases.odometer import Odometer, OdometerError, spent, state_folder
 from fairpate.report.figures import FAMILIES, LOOKS
-from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
-from fairpate.run.release_log import Odometer, OdometerError, spent, state_folder
 from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import REMARKS, UsageError
 from student.card import read_card

@@ -55,8 +55,9 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import VoteTables
-from fairpate.run.context import RunDirectory, RunFolderError
-from fairpate.run.release_log import Released, ReleaseLog, read_release, require_same_settings
+from fairpate.releases.arrays import Released, read_release, require_same_settings
+from fairpate.releases.directory import RunDirectory, RunFolderError
+from fairpate.releases.log import ReleaseLog
 from fairpate.terminal import Reporter
 from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, stream_seed, torch
 
@@ -336,7 +337,7 @@ class Training:
         ``settings`` are all settings that determine the release together with records, noise and earlier releases
         (:meth:`Method.settings_without`). A method with several releases calls this once for each, and gives each but
         the first a ``name``. Between these calls the method may read only earlier releases, public records and the
-        seed. Errors as :meth:`fairpate.run.release_log.ReleaseLog.step`.
+        seed. Errors as :meth:`fairpate.releases.log.ReleaseLog.step`.
         """
         if self.log is None:
             return draw()

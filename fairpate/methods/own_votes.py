@@ -42,7 +42,7 @@ from fairpate.data.tables import TableFaults, cells, numbers, text_of
 from fairpate.methods.base import ExpectedVotes, Trained, Training
 from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels, StandingVoters
 from fairpate.pages import counted
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.types import IntArray, LabelledSet, MechanismParameters, Unit, UserError, VoteBatch, torch
 
 # 128 bits: two ids of one file share a digest with negligible probability.

@@ -74,17 +74,20 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables, of_teachers
-from fairpate.report import records
-from fairpate.run import context
-from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.release_log import (
-    LedgerMeter,
-    Origin,
-    Released,
-    read_release,
-    require_same_settings,
-    save_release,
+from fairpate.releases.arrays import Origin, Released, read_release, require_same_settings, save_release
+from fairpate.releases.directory import (
+    RunDirectory,
+    RunDirectoryError,
+    read_json,
+    read_labels,
+    read_statement,
+    read_votes,
+    write_json,
+    write_labels,
+    write_votes,
 )
+from fairpate.releases.meter import LedgerMeter
+from fairpate.report import records
 from fairpate.terminal import Reporter
 from fairpate.types import GateRule, IntArray, LabelledSet, Later, VoteBatch, torch
 
@@ -119,7 +122,7 @@ def place_of(run: RunDirectory) -> LedgerPlace:
     """
     if not run.ledger_place.exists():
         return LedgerPlace(ledger=run.ledger)
-    values = context.read_json(run.ledger_place)
+    values = read_json(run.ledger_place)
     anchor = values.get("anchor")
     if not all(isinstance(value, str | None) for value in values.values()) or values.keys() - {"ledger", "anchor"}:
         raise RunDirectoryError(
@@ -142,7 +145,7 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
     Analysts may spend the whole budget of the ledger, so from their first query on the epsilon of the run's own queries
     is too small. A statement whose epsilon is at least the bound is not changed.
     """
-    statement, bound = context.read_statement(run), sessions.epsilon_fixed_beforehand(terms)
+    statement, bound = read_statement(run), sessions.epsilon_fixed_beforehand(terms)
     if bound is None or statement.epsilon is None or bound <= statement.epsilon:
         return
     # A sum with earlier releases is at least the new epsilon, which is one of its parts.
@@ -152,14 +155,14 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
     }
     remarks = (*statement.remarks, types.REMARKS["answered_by_service"])
     served = replace(statement, epsilon=bound, **sums, remarks=remarks)
-    context.write_json(run.statement, types.strict(served))
+    write_json(run.statement, types.strict(served))
 
 
 def require_released(run: RunDirectory, queries: Split, ledger: LedgerState) -> None:
     """Raise RunDirectoryError unless ``ledger`` has all labels that the run released on its ``queries``, and as many
     outcomes as the run's statement mentions."""
     _, lost = missing_labels(run, queries, ledger.outcome_of.get)
-    stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+    stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
     # Without those that were decided without votes, which the statement does not count.
     held = len(ledger.outcome_of) - len(ledger.free)
     if lost or held < stated:
@@ -226,7 +229,7 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
     """
     if not run.labels.exists():
         return 0, 0
-    labelled = context.read_labels(run.labels)
+    labelled = read_labels(run.labels)
     counts = [None] * len(labelled.labels) if labelled.counts is None else map(tuple, labelled.counts.tolist())
     key_of = dict(zip(queries.record_id, keys_of(queries), strict=True))
     # A released record that is no query here has no key, and counts as lost.
@@ -806,14 +809,14 @@ class VotingMethod(Method):
                     meter.settle(ledger)
             # Labels are written last: by then what becomes visible is charged, in the closed ledger and in the
             # odometer.
-            context.write_labels(result.labelled, run.labels)
+            write_labels(result.labelled, run.labels)
             labels = _priced(result, spending, plan, training.model)
         assert labels.queries is not None
         reporter.note("aggregator", f"{labels.queries.answered} of {labels.queries.submitted} queries answered")
         if result.over_budget:
             reporter.note("aggregator", f"queries not submitted, because the budget has no room: {result.over_budget}")
         event = labels.events[0]
-        context.write_json(run.costs, costs(spending, unit=event.unit, relation=event.relation))
+        write_json(run.costs, costs(spending, unit=event.unit, relation=event.relation))
         # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
         is_named = plan.dataset.group_names == training.dataset.group_names
         return labels if is_named else replace(labels, spending=None)
@@ -1047,7 +1050,7 @@ class PateFamily(GnmaxMethod):
                 f"{run.thresholds}: missing, and a service of this run needs the released table; restore the file from "
                 "a copy."
             )
-        labelled = context.read_labels(run.labels)
+        labelled = read_labels(run.labels)
         if labelled.counts is None or not set(labelled.record_ids) <= set(dataset.public.record_id):
             what = "no counts" if labelled.counts is None else "records that are not in the public pool"
             raise RunDirectoryError(
@@ -1098,9 +1101,9 @@ class PateFamily(GnmaxMethod):
         # What was voted is what is charged: trained again on another machine, teachers may vote otherwise.
         if not path.exists():
             votes = self.collect_votes(dataset, queries, training.run.teachers, training.reporter)
-            context.write_votes(votes, path)
+            write_votes(votes, path)
         else:
-            votes = context.read_votes(path)
+            votes = read_votes(path)
             if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
                 raise RunDirectoryError(
                     f"{path}: holds votes on other records than the queries of this configuration; restore the data "
@@ -1136,7 +1139,7 @@ class PateFamily(GnmaxMethod):
         return StandingVoters(
             ensemble=ensemble.digest,
             ask=lambda features, _: voters.votes(features),
-            collected=context.read_votes(run.votes),
+            collected=read_votes(run.votes),
             are_answering=voters.are_answering,
             close=voters.close,
         )

@@ -43,7 +43,7 @@ from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.learning import passing
 from fairpate.methods.pate import Labels, ReleasePlan, StandingVoters, VotingMethod, digest_of_records
 from fairpate.privacy import accountant
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, Later, stream_seed, torch
 
 if TYPE_CHECKING:

@@ -64,8 +64,8 @@ from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.learning import fit_student, passing
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
+from fairpate.releases.arrays import Released
 from fairpate.report.records import PrivatePopulation, private_population
-from fairpate.run.release_log import Released
 from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, sklearn, stream_seed, torch
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ from fairpate.methods.record_votes import UNITS, PoolLabels, VectorsConfig, Vote
 from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
-from fairpate.run.release_log import Released
+from fairpate.releases.arrays import Released
 from fairpate.types import FloatArray, IntArray, Later
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, table_e
 from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
-from fairpate.run.release_log import Released
+from fairpate.releases.arrays import Released
 from fairpate.types import IntArray
 
 

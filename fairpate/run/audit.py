@@ -93,13 +93,21 @@ from fairpate.privacy.audit import (
 )
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, log_masses
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, PredictionTables, event_from, event_json
+from fairpate.releases.arrays import Released, read_release
+from fairpate.releases.directory import (
+    DataRecord,
+    RunDirectory,
+    read_statement,
+    read_votes,
+    require_data,
+    require_data_by_name,
+    write_json,
+    write_text,
+)
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, SingleRelease, audit_page
-from fairpate.run import context
 from fairpate.run.bundle import alike
-from fairpate.run.context import DataRecord, RunDirectory, require_data_by_name
 from fairpate.run.folder import finished_run, load_for
 from fairpate.run.private_metrics import draw_table, lone_predictions
-from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter, duration
 from fairpate.types import FloatArray, GateRule, IntArray, PrivacyStatement, UsageError, heard_by, strict
@@ -218,7 +226,7 @@ def audit_run(
     guarantee, for a method without a known attack, and for too few canaries to detect that half the noise is missing.
     """
     run, config = finished_run(root)
-    statement = context.read_statement(run) if run.statement.is_file() else None
+    statement = read_statement(run) if run.statement.is_file() else None
     if not config.is_private or statement is None or statement.noise != OS_ENTROPY or not statement.epsilon:
         raise AuditError(
             f"{root}: this run has no privacy guarantee (method {config.method}, noise "
@@ -260,8 +268,8 @@ def audit_run(
         releases=tuple(audited),
     )
     folder = run.private if on_private else run.public
-    context.write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
-    context.write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
+    write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
+    write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
     return found, folder / run.audit_page.name
 
 
@@ -476,7 +484,7 @@ def shadows_of(
     ``events`` are the run's privacy events for the records that the releases read; ``part`` says which records these
     are, "private" or "test". AuditError if no attack is known for the method.
     """
-    facts = context.require_data(run)
+    facts = require_data(run)
     loaded = None
     if on_private:
         require_data_by_name(run)
@@ -1508,7 +1516,7 @@ def _votes(
     ids: Sequence[str] = [f"public-{number}" for number in range(queries)]
     if loaded is not None and not isinstance(config, TeacherVotes):
         # The run's own votes, without as many votes for the leading class as there are canaries.
-        collected = context.read_votes(run.votes)
+        collected = read_votes(run.votes)
         votes_QC, ids = collected.votes_QC.copy(), collected.record_ids
         queries, leader_Q = len(votes_QC), votes_QC.argmax(axis=1)
         led_Q = np.arange(queries), leader_Q

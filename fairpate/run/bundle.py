@@ -58,15 +58,23 @@ from fairpate.pages import (
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
+from fairpate.releases.arrays import read_release
+from fairpate.releases.directory import (
+    RunDirectory,
+    RunDirectoryError,
+    read_json,
+    read_labels,
+    read_statement,
+    run_at,
+    write_json,
+    write_text,
+)
 from fairpate.report.metrics import GAPS, Evaluation, OrderResult, RejectOptionSpread, with_labels
 from fairpate.report.records import Guarantee, described_events
 from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
-from fairpate.run import context
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, require_current_metrics, write_card
-from fairpate.run.release_log import read_release
 from fairpate.types import (
     GateRule,
     PrivacyStatement,
@@ -945,8 +953,8 @@ def make_dossier(
         words = "\n".join([*rows, "", said, ""])
     path = out or root / f"dossier-{form}.json"
     text = path.with_suffix(".yaml" if form == "registry" else ".md")
-    context.write_json(path, plain)
-    context.write_text(text, words)
+    write_json(path, plain)
+    write_text(text, words)
     return {"dossier": path, "text": text}, counts
 
 

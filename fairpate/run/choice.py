@@ -45,12 +45,21 @@ from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.laplace import choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
-from fairpate.run import context
+from fairpate.releases.arrays import Origin, Released, read_release
+from fairpate.releases.directory import (
+    RunDirectory,
+    RunDirectoryError,
+    RunFolderError,
+    changed_fields,
+    read_json,
+    sole_worker,
+    write_json,
+)
+from fairpate.releases.log import ReleaseLog, read_receipt
+from fairpate.releases.odometer import Odometer
 from fairpate.run import run as runs
-from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
-from fairpate.run.release_log import Odometer, Origin, Released, ReleaseLog, read_receipt, read_release
 from fairpate.run.run import one_release, publish_trained, run_method, trained_student, with_pinned_weights
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by, stream_seed
@@ -417,7 +426,7 @@ def select_by_trials(
         "parts": dataset.parts,
     }
     make_folder(out)
-    with context.sole_worker(out, "fairpate select"):
+    with sole_worker(out, "fairpate select"):
         folder, of_scores = _TrialsFolder(root=run.root), _ScoresFolder(root=run.root)
         state_file = folder.workplace / "state.json"
         # The best model is published and its trials are erased: only files that follow from it may be missing.
@@ -452,8 +461,8 @@ def select_by_trials(
             drawn = [source.randbelow(len(planned)) for _ in range(plan.trainings.draw(source))]
             # With the date: a run that is dated by its last trial would show how long all of them took, a hint of K.
             begun = {"settings": settings, "drawn": drawn, "environment": environment()}
-            context.write_json(state_file, begun, private=True)
-        state = context.read_json(state_file)
+            write_json(state_file, begun, private=True)
+        state = read_json(state_file)
         if changes := changed_fields(state["settings"], settings):
             raise RunFolderError(
                 f"{out}: the trials in this folder were charged under other settings ({'; '.join(changes.values())}); "
@@ -512,8 +521,8 @@ def _best_trial(
                     outcome = {"score": plan.with_noise(exact, source), "remarks": list(trained.remarks)}
                     write_atomically(model, partial(save_student, bare), private=True)
                 # Written last, since this file marks the trial as done: by now its model is stored.
-                context.write_json(path, outcome, private=True)
-            outcomes.append(context.read_json(path))
+                write_json(path, outcome, private=True)
+            outcomes.append(read_json(path))
     # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.
     scores = [-math.inf if each["score"] is None else each["score"] for each in outcomes]
     best = scores.index(max(scores))

@@ -40,24 +40,17 @@ from fairpate.files import make_folder, write_atomically
 from fairpate.methods.base import ReleasingMethod, determining_values, looks_of
 from fairpate.methods.pate import PateFamily, choose_queries
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
+from fairpate.releases.directory import RunDirectory, read_json, read_votes, sole_worker, write_text, write_votes
+from fairpate.releases.log import MetricsFolder, read_receipt
+from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, Release, spent, spent_since
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import RunStatement
-from fairpate.run import release_log
 from fairpate.run import sweep as sweeps
-from fairpate.run.context import (
-    RunDirectory,
-    read_json,
-    read_votes,
-    sole_worker,
-    write_text,
-    write_votes,
-)
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.publication import comparison_html, read_claims
-from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import announce_delta, make_release, question_above, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
@@ -199,7 +192,7 @@ def compare(
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
-    said = [release_log.spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
+    said = [spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
     return Comparison(folder=folder, changed=True, spent=tuple(filter(None, said)), **shown)
 
 
@@ -223,7 +216,7 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
         most = "some without a target"
         if len(known) == len(targets):
             most = f"of at most ε = {epsilon_text(sum(known))} in sum"
-        before = release_log.spent(data, odometer, delta=targets[0].delta)
+        before = spent(data, odometer, delta=targets[0].delta)
         yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
         is_own = next(iter(found.values())).config.data.declaration is not None
         question = question_above(data, planned=sum(known), odometer=odometer, delta=targets[0].delta, is_own=is_own)
@@ -533,7 +526,7 @@ def _compute(
 ) -> tuple[list[Row], list[Release]]:
     rows = compute(cell, out, shared, torch_threads)
     # Of the model and of private metrics; a choice among settings is never made in a cell.
-    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, release_log.MetricsFolder))
+    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, MetricsFolder))
     return rows, [receipt for receipt in receipts if receipt is not None]
 
 

@@ -35,8 +35,20 @@ from fairpate.data.registry import load_at_site
 from fairpate.files import PathIn, check_output, make_folder, private_folder
 from fairpate.methods.base import Method, Stream, config_digest, configured, determining_values
 from fairpate.methods.pate import PateFamily
-from fairpate.run import context
-from fairpate.run.context import DataRecord, RunDirectory, RunDirectoryError, RunFolderError
+from fairpate.releases.directory import (
+    LOCK,
+    DataRecord,
+    RunDirectory,
+    RunDirectoryError,
+    RunFolderError,
+    changed_fields,
+    recorded_data,
+    require_data_by_name,
+    require_student_of,
+    run_at,
+    write_json,
+    write_text,
+)
 from fairpate.types import stream_seed
 from student.card import StudentFileError, read_card
 
@@ -92,7 +104,7 @@ def check_run_directory(config: Method) -> RunDirectory:
             stored = open_run_directory(run.root)[1].model_dump(mode="json")
         except ConfigError:  # another version's, whose fields are compared as they are written
             stored = read_yaml(run.config)
-        changed = context.changed_fields(determining_values(config, stored), determining_values(config))
+        changed = changed_fields(determining_values(config, stored), determining_values(config))
         # The sections of another method differ as well.
         names = ["method"] if "method" in changed and stored.get("method") else changed
         if changes := [changed[name] for name in names if name not in _TESTED_BY]:
@@ -102,7 +114,7 @@ def check_run_directory(config: Method) -> RunDirectory:
             )
         return run
     # A run that was killed before it had written its configuration leaves these.
-    begun = (context.LOCK, ".config.yaml.*.tmp")
+    begun = (LOCK, ".config.yaml.*.tmp")
     if run.root.exists() and not all(any(fnmatch(each.name, name) for name in begun) for each in run.root.iterdir()):
         raise RunFolderError(f"{run.root}: this folder is not empty and holds no run; give another folder with --out.")
     return run
@@ -118,15 +130,15 @@ def create_run_directory(config: Method) -> RunDirectory:
     # Checked again: another run may have begun here since the caller checked.
     run = check_run_directory(config)
     values = config.model_dump(mode="json")
-    if not run.config.exists() or context.changed_fields(read_yaml(run.config), values).keys() & {*_TESTED_BY}:
+    if not run.config.exists() or changed_fields(read_yaml(run.config), values).keys() & {*_TESTED_BY}:
         # The configuration comes first: by it, the folder is recognised after a crash.
         make_folder(run.root)
-        context.write_text(run.config, yaml.dump(values, Dumper=_Dumper, sort_keys=False))
+        write_text(run.config, yaml.dump(values, Dumper=_Dumper, sort_keys=False))
     if config.is_private:  # without privacy there is nothing to publish
         make_folder(run.public)
     private_folder(run.private)
     if not run.environment.exists():
-        context.write_json(run.environment, environment())
+        write_json(run.environment, environment())
     return run
 
 
@@ -135,7 +147,7 @@ def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
 
     RunFolderError if the folder holds no run, ConfigError if the configuration cannot be read.
     """
-    return ShownRun(root=root), configured(context.run_at(root).config)
+    return ShownRun(root=root), configured(run_at(root).config)
 
 
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
@@ -154,15 +166,15 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
     ``given_from_python``: the caller passed the data set in instead of naming it. Then a digest of its records, which
     is stored in ``private/``, is compared too.
     """
-    found, shape = context.recorded_data(run), tuple(dataset.private.x.shape[1:])
+    found, shape = recorded_data(run), tuple(dataset.private.x.shape[1:])
     same = ("name", "kind", "label_names", "group_names", "sensitive_attribute", "unit")
     now = DataRecord(
         **{name: getattr(dataset, name) for name in same}, record_shape=shape, given_from_python=given_from_python
     )
     if found is not None:
         if not given_from_python:
-            context.require_data_by_name(run)
-        if changes := context.changed_fields(asdict(found), asdict(now)):
+            require_data_by_name(run)
+        if changes := changed_fields(asdict(found), asdict(now)):
             raise RunDirectoryError(
                 f"{run.root}: this run was trained on another data set ({'; '.join(changes.values())}); restore the "
                 "data set, or give another folder with --out."
@@ -170,7 +182,7 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
     if given_from_python:
         digest, path = _digest(dataset), run.private / "data.sha256"
         if not path.exists():
-            context.write_text(path, digest + "\n", private=True)
+            write_text(path, digest + "\n", private=True)
         elif path.read_text(encoding="utf-8").strip() != digest:
             raise RunDirectoryError(
                 f"{run.root}: this run was trained on other records than those given now; give the earlier records, or "
@@ -178,8 +190,8 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
             )
     if found is None:
         if run.student.exists():  # the record was lost, and the student may be of other data
-            context.require_student_of(run, now, read_card(run.student))
-        context.write_json(run.data, asdict(now))
+            require_student_of(run, now, read_card(run.student))
+        write_json(run.data, asdict(now))
 
 
 def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
@@ -229,7 +241,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
                     "determines; restore this file from a copy, or start a new run folder with --out."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            context.write_text(path, secrets.token_hex(32) + "\n", private=True)
+            write_text(path, secrets.token_hex(32) + "\n", private=True)
         secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
     private = without_order(dataset.private, seed=config.seed, secret=secret)
     return replace(dataset, private=private)

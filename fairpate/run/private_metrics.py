@@ -52,10 +52,11 @@ from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, buffered, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
+from fairpate.releases.arrays import Released, read_release
+from fairpate.releases.directory import RunDirectory
+from fairpate.releases.log import MetricsFolder, ReleaseLog, read_receipt
 from fairpate.report import metrics
 from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
-from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
 from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement, stream_seed
 
 if TYPE_CHECKING:

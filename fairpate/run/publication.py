@@ -28,6 +28,17 @@ from fairpate.methods.pate import Spending
 from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
+from fairpate.releases.directory import (
+    RunDirectory,
+    RunDirectoryError,
+    read_json,
+    read_statement,
+    require_data,
+    require_student_of,
+    run_at,
+    write_json,
+    write_text,
+)
 from fairpate.report import records, run_page
 from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import by_panel
@@ -35,8 +46,6 @@ from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import Guarantee, PrivatePopulation, RunStatement
 from fairpate.report.run_page import Card, CardData, CardModel, CardRefusals, IntendedUse
-from fairpate.run import context
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, write_json, write_text
 from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
 from fairpate.types import FloatArray, PrivacyStatement, stepwise, strict, tell
@@ -170,7 +179,7 @@ def write_card(
     The card shows an argument that is None as not stated. RunFolderError for a folder without a run, RunDirectoryError
     for a run that published nothing.
     """
-    run = context.run_at(root)
+    run = run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
     tell(1, 3)
     write_json(run.card, card_values(card))
@@ -205,9 +214,9 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     require_current_metrics(run)
     # Read as plain values: a card needs the method's name, not the package that defines it.
     config = read_yaml(run.config)
-    trained_on = context.require_data(run)
+    trained_on = require_data(run)
     # The file may have been replaced by the model of another run.
-    context.require_student_of(run, trained_on, read_student_card(run.student))
+    require_student_of(run, trained_on, read_student_card(run.student))
     data = CardData(name=trained_on.name, kind=trained_on.kind, given_from_python=True)
     if not trained_on.given_from_python:
         # Without the folder of the data: a card can be made where the records are not.
@@ -232,7 +241,7 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
 
 def require_current_metrics(run: RunDirectory) -> None:
     """Raise RunDirectoryError if the metrics of ``run`` are of an earlier version, which showed small cells."""
-    if not {"least_cell", "hides_predictions"} <= context.read_json(run.metrics).keys():
+    if not {"least_cell", "hides_predictions"} <= read_json(run.metrics).keys():
         raise RunDirectoryError(
             f"{run.metrics}: these metrics are of an earlier version, which did not leave out small groups, or small "
             "counts of predictions; repeat the run's command, which measures the same model again and charges nothing."

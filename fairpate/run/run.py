@@ -4,7 +4,7 @@ guarantee, and write the pages.
 The steps are the same for every method. Public records may pre-train, label and calibrate the model; a reject option
 may refuse predictions; the run writes one statement, one record and one report. A model without a privacy guarantee is
 written to ``private/``. Everything else is published with the statement of its cost: private records affect ``public/``
-only through the events of the method's releases (:class:`fairpate.run.release_log.ReleaseLog`), and test records
+only through the events of the method's releases (:class:`fairpate.releases.log.ReleaseLog`), and test records
 through exact metrics, which no guarantee covers unless they are asked for as private.
 
 A stage whose file exists is finished and is read back, so that a repeated command resumes the run. A released model is
@@ -61,15 +61,24 @@ from fairpate.pages import at_most, counted, delta_caution, delta_text, epsilon_
 from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
+from fairpate.releases.arrays import Origin, Released, read_release, save_release, take_release
+from fairpate.releases.directory import (
+    RunDirectory,
+    RunDirectoryError,
+    changed_fields,
+    read_json,
+    read_statement,
+    sole_worker,
+    write_json,
+)
+from fairpate.releases.log import ReleaseLog
+from fairpate.releases.odometer import Odometer, Release, Standing, release_values, spent, standing_remarks
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.report.records import WORDS
-from fairpate.run import context, release_log
 from fairpate.run import folder as folders
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, sole_worker, write_json
 from fairpate.run.folder import as_trained, create_run_directory, record_data
 from fairpate.run.private_metrics import assess, assess_privately, check_metrics, stated_tables, table_event
 from fairpate.run.publication import write_portable, write_reports
-from fairpate.run.release_log import Odometer, Released, ReleaseLog, Standing, spent
 from fairpate.terminal import Reporter, listing
 from fairpate.types import REMARKS, IntArray, PrivacyStatement, Relation, sklearn, stream_seed, strict
 from student.card import StudentCard
@@ -134,7 +143,7 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
         return None
     usual = base.resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
-    changed = context.changed_fields(base.determining_values(config), base.determining_values(usual))
+    changed = changed_fields(base.determining_values(config), base.determining_values(usual))
     # A split by another seed is one more of those that the runs were spread over.
     if changed.keys() - {"seed", "noise", "data.seed"}:
         return None
@@ -688,12 +697,12 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
         # The table is drawn after this statement, which prices it before anything of it is visible.
         parts["test"] = stated_tables(run, lambda: table_event(config.price(trained)))
     if run.choice.exists():
-        parts["validation"] = release_log.read_release(run.choice)[0].events
+        parts["validation"] = read_release(run.choice)[0].events
         # Made under another odometer, perhaps: this one counts it by the id of the choice, once.
         log.of_part("validation").count_published(parts["validation"], noise=trained.noise)
     and_of = [log.of_part(part).release(events, noise=trained.noise) for part, events in parts.items()]
     standing = log.standing(delta=config.target.delta, and_of=and_of)
-    for remark in release_log.standing_remarks(standing, delta=config.target.delta):
+    for remark in standing_remarks(standing, delta=config.target.delta):
         opened.reporter.note("odometer", remark)
     alone, shared = opened.dataset.records_alone, log.shared_remarks()
     statement = statement_of(
@@ -799,7 +808,7 @@ def statement_of(
             *((REMARKS["records_alone"],) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((REMARKS["persons_by_name"],) if cost.unit == "person" and config.data.name not in REGISTRY else ()),
             *((REMARKS["reading_tells"],) if config.is_private and config.data.name not in REGISTRY else ()),
-            *release_log.standing_remarks(standing, delta=cost.delta),
+            *standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),
     )
@@ -1007,7 +1016,7 @@ def _opened(
         if dataset.embedding is not None and not run.embedding.exists():
             save_embedding(dataset.embedding, run.embedding)  # it made the features that the student will read
         if release_of is not None:
-            release_log.take_release(run, release_of, values_digest(config.settings_without()))
+            take_release(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
         # A quiet run that asks nobody need not announce its cost.
@@ -1087,8 +1096,8 @@ def publish_trained(
     config: Method,
     student: Student,
     *,
-    counted_by: release_log.Release,
-    choice: tuple[Released, release_log.Origin],
+    counted_by: Release,
+    choice: tuple[Released, Origin],
     remarks: Sequence[str],
     environment: Mapping[str, Any],
     reporter: Reporter,
@@ -1103,8 +1112,8 @@ def publish_trained(
     write_json(run.environment, environment)
     if student.embedding is not None and not run.embedding.exists():
         save_embedding(student.embedding, run.embedding)
-    write_json(run.receipt, release_log.release_values(counted_by))
-    release_log.save_release(run.choice, *choice)
+    write_json(run.receipt, release_values(counted_by))
+    save_release(run.choice, *choice)
     with _opened(config, reporter, None) as opened:
         if not run.student.exists():
             trained = Trained(
@@ -1140,7 +1149,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
                     f"{run.statement}: missing, although {run.student} was released with it; {remedy}."
                 )
             # A version without an odometer may have released it, or another odometer may know the release.
-            statement = context.read_statement(run)
+            statement = read_statement(run)
             log.count_published(list(map(event_from, statement.events)), noise=statement.noise)
             if run.choice.exists():
                 log.of_part("validation").count_published((), noise=statement.noise)
@@ -1166,7 +1175,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
 def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
     """Measure the published model; write its metrics, the run's row of a comparison and the report pages."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
-    statement = context.read_statement(run)
+    statement = read_statement(run)
     if config.evaluation.metrics == "private":
         statement = _with_lost_tables(opened, statement)
         with opened.reporter.stage("metrics"):
@@ -1187,7 +1196,7 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         write_json(run.without_privacy, asdict(baseline), private=True)
     private = None
     if isinstance(config, ReleasingMethod) and run.released.exists():
-        private = config.private_population(release_log.read_release(run.released)[0], dataset, student)
+        private = config.private_population(read_release(run.released)[0], dataset, student)
         if private is not None:
             write_json(run.private_population, private.to_json())
     # The run as a row of a comparison; and, not to be published, the same row at the data-dependent privacy cost.

@@ -64,10 +64,21 @@ from fairpate.methods.noisy_counts import ServiceRule
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import LedgerPlace, VotingMethod, place_of
 from fairpate.pages import delta_caution, delta_text
-from fairpate.run import context
-from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, run_at
+from fairpate.releases.directory import (
+    RunDirectory,
+    RunDirectoryError,
+    RunFolderError,
+    read_json,
+    read_statement,
+    require_data_by_name,
+    run_at,
+    write_json,
+    write_text,
+)
+from fairpate.releases.log import ReleaseLog
+from fairpate.releases.meter import LedgerMeter
+from fairpate.releases.odometer import COLUMNS, Odometer, OdometerError, state_folder
 from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
-from fairpate.run.release_log import COLUMNS, LedgerMeter, Odometer, OdometerError, ReleaseLog, state_folder
 from fairpate.terminal import Output, listing, require_extra, say, show
 from fairpate.types import UsageError, UserError
 
@@ -265,7 +276,7 @@ def serve_aggregator(
     server.check_exposure(settings)
     run, config = _run_with_votes(root)
     if not isinstance(config, OwnVotes):
-        context.require_data_by_name(run)
+        require_data_by_name(run)
     is_file = not is_database(place_of(run).ledger)
     if take_over and is_file:
         raise UsageError(
@@ -297,7 +308,7 @@ def serve_aggregator(
         say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
         if not config.leaves_room:
             say(SPENT)
-        stated = context.read_statement(run) if run.statement.exists() else None
+        stated = read_statement(run) if run.statement.exists() else None
         if stated and (caution := delta_caution(stated.delta, stated.declared_units, stated.unit)):
             say(caution)
         # For a program; a person has seen these facts already.
@@ -462,7 +473,7 @@ def back_up_run(path: Path, out: Path) -> int:
     back_end(out).write(out, header, rows)
     if run is not None:
         # Last: the time of the last backup is that of a complete one.
-        context.write_text(run.ledger_backup, "", private=True)
+        write_text(run.ledger_backup, "", private=True)
     return len(rows)
 
 
@@ -503,7 +514,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                     "ledger that it would replace, so charges would be forgotten; give a backup made later."
                 )
         # The statement may be all that is left of a ledger whose files are lost.
-        stated = context.read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+        stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if num_outcomes < stated:
             raise RunDirectoryError(
                 f"{shown(copy)}: this backup contains the outcomes of {num_outcomes} queries, but {run.statement} "
@@ -626,7 +637,7 @@ def note_place(run: RunDirectory, place: LedgerPlace) -> None:
     ledger's anchor, a copy of the last entry elsewhere."""
     places = dataclasses.asdict(place).items()
     values = {name: str(value) for name, value in places if value not in (None, run.ledger)}
-    context.write_json(run.ledger_place, values, private=True)  # an address may hold a password
+    write_json(run.ledger_place, values, private=True)  # an address may hold a password
 
 
 def has_ledger(run: RunDirectory) -> bool:

@@ -53,8 +53,8 @@ from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, make_folder, private_folder, write_atomically
 from fairpate.methods import base
 from fairpate.methods.base import Method, determining_values, find_method, read_and_unread, refused
+from fairpate.releases.directory import RunDirectoryError
 from fairpate.report.frontier import FAILED, Row
-from fairpate.run.context import RunDirectoryError
 from fairpate.types import RunRecord, UserError, strict
 
 Values = dict[str, Any]

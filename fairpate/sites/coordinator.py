@@ -35,8 +35,8 @@ from fairpate.sites.secure_sum import ENDED, LISTS, STEPS, Coordinator, LateErro
 from fairpate.types import IntArray
 
 if TYPE_CHECKING:
-    from fairpate.run.context import RunDirectory
-    from fairpate.run.release_log import ReleaseLog
+    from fairpate.releases.directory import RunDirectory
+    from fairpate.releases.log import ReleaseLog
     from fairpate.terminal import Reporter
 
 # Keys, signatures and framing of a message; sealed shares take less than 128 bytes for each site.

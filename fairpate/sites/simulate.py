@@ -35,8 +35,8 @@ from fairpate.data.tables import text_of
 from fairpate.methods.base import resolved
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import Odometer, Release
+from fairpate.releases.directory import RunDirectory
+from fairpate.releases.odometer import Odometer, Release
 from fairpate.sites.plan import key_text, make_plan, new_key
 from fairpate.sites.site import TURN
 from fairpate.terminal import Reporter

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from fairpate.data import Dataset
     from fairpate.methods.base import NoisySum, OpenRun, Price
     from fairpate.privacy.accountant import Event
-    from fairpate.run.context import RunDirectory
-    from fairpate.run.release_log import ReleaseLog
+    from fairpate.releases.directory import RunDirectory
+    from fairpate.releases.log import ReleaseLog
     from student.student import Student
 
 # Short at first, since most lists close at once; then longer, since a wait may take hours.
@@ -538,8 +538,9 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
     from fairpate.methods.base import price
     from fairpate.methods.pate import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
+    from fairpate.releases.log import ReleaseLog
+    from fairpate.releases.odometer import state_folder
     from fairpate.run.private_metrics import release_table
-    from fairpate.run.release_log import ReleaseLog, state_folder
     from fairpate.run.run import make_release
 
     plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)

@@ -21,7 +21,7 @@ from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.methods.base import configured, standing_here
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
@@ -85,7 +85,7 @@ def _described(run: RunDirectory) -> dict[str, Any]:
         "epsilon": statement["epsilon"],
     }
     if run.labels.exists():
-        from fairpate.run.context import read_labels
+        from fairpate.releases.directory import read_labels
 
         described["labels"] = np.bincount(read_labels(run.labels).labels, minlength=2).tolist()
     return described

@@ -21,7 +21,7 @@ from fairpate.data.embedding import embedded
 from fairpate.estimators import FairClassifier, dataset_of, parameters_of
 from fairpate.methods.base import FITTED, Method, all_methods, configured, fitted_to, method_names
 from fairpate.privacy.mechanism_events import event_json
-from fairpate.run.context import read_json, read_statement
+from fairpate.releases.directory import read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student

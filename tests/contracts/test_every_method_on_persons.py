@@ -17,8 +17,8 @@ from fairpate.methods.base import all_methods, configured
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event, epsilon_pld, of_unit
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.context import read_json, read_statement
-from fairpate.run.release_log import Odometer
+from fairpate.releases.directory import read_json, read_statement
+from fairpate.releases.odometer import Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

@@ -97,7 +97,7 @@ import numpy as np
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import Outcome
 from fairpate.methods.pate import place_of
-from fairpate.run.context import run_at
+from fairpate.releases.directory import run_at
 from pathlib import Path
 
 run = run_at(Path("/srv/fairpate/RUN"))

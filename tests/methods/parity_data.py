@@ -14,7 +14,7 @@ from fairpate.config import ModelConfig
 from fairpate.data import Dataset, Split
 from fairpate.methods.base import Method, Training
 from fairpate.nn.models import build_model
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 
 Floats = npt.NDArray[np.float64]

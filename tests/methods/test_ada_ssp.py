@@ -28,8 +28,8 @@ from fairpate.methods.residual_votes import (
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.privacy.second_accountant import recomputed_epsilon
-from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import Released
+from fairpate.releases.arrays import Released
+from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 from teachers.ensemble import BlockPool
 

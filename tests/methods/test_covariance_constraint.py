@@ -22,7 +22,7 @@ from fairpate.estimators import FairClassifier
 from fairpate.methods.base import configured
 from fairpate.methods.f_ld import CovarianceConfig, CovarianceConstraint, coefficients, covariances
 from fairpate.nn.fit import predict_probabilities
-from fairpate.run.context import read_json, read_statement
+from fairpate.releases.directory import read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

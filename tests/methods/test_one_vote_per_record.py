@@ -25,7 +25,7 @@ from fairpate.methods.record_votes import RecordVotesConfig, labels_of_cells, la
 from fairpate.privacy.accountant import event_pld
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import VoteTables
-from fairpate.run.context import RunDirectory, read_statement
+from fairpate.releases.directory import RunDirectory, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

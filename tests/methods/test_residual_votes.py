@@ -32,8 +32,8 @@ from fairpate.methods.residual_votes import (
 )
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import Released
+from fairpate.releases.arrays import Released
+from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 from teachers.ensemble import BlockPool
 from teachers.ray_pool import open_pool

@@ -32,7 +32,7 @@ from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import VoteSums
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.types import IntArray
 from tests.methods.test_teacher_votes import QUIET, dataset, records
 

@@ -18,10 +18,10 @@ from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
 from fairpate.fairness.rates import TAUGHT_NOISE
 from fairpate.methods.base import configured
+from fairpate.releases.arrays import read_release
+from fairpate.releases.directory import RunDirectory, read_json, read_statement
 from fairpate.report.records import PrivatePopulation
-from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.publication import write_card
-from fairpate.run.release_log import read_release
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student

@@ -18,7 +18,7 @@ from fairpate.methods.base import Training, configured, price
 from fairpate.methods.teacher_votes import TeacherVotes, two_moves
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.privacy.second_accountant import recomputed_epsilon
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 
 NUM_QUERIES, NUM_TEACHERS = 40, 7

@@ -16,7 +16,7 @@ from fairpate.methods import record_votes
 from fairpate.methods.base import configured
 from fairpate.methods.record_votes import UNITS
 from fairpate.privacy.mechanism_events import VoteSums
-from fairpate.run.context import read_statement
+from fairpate.releases.directory import read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

@@ -22,7 +22,7 @@ from fairpate.nn.fit import hard_disparity
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import VoteSums
-from fairpate.run.context import RunDirectory, read_statement
+from fairpate.releases.directory import RunDirectory, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student

@@ -19,7 +19,7 @@ from fairpate.data import REGISTRY, DataError, load_data
 from fairpate.data.dataset import Split
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.base import configured
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_labels
 from fairpate.run.folder import as_trained
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of

@@ -19,10 +19,10 @@ from small_runs import QUIET
 
 from fairpate.data.dataset import sha256_of
 from fairpate.methods.base import configured
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement
 from fairpate.report.metrics import GAPS
 from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.bundle import HEAD, BundleError, Unpacked, Verdict, head_of, verify_bundle, write_bundle
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement
 from fairpate.run.publication import card_of, card_values, write_card
 from fairpate.run.run import run_method
 from fairpate.types import heard_by

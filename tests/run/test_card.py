@@ -23,8 +23,8 @@ from fairpate.privacy.mechanism_events import (
     VoteTables,
     event_json,
 )
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_json
 from fairpate.report.records import described_event
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_json
 from fairpate.run.folder import open_run_directory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method, size_remarks

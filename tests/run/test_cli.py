@@ -18,8 +18,9 @@ from fairpate.config import apply_override
 from fairpate.data import entry_for
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.accountant import PoissonGaussians
-from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import Odometer, ReleaseLog
+from fairpate.releases.directory import RunDirectory
+from fairpate.releases.log import ReleaseLog
+from fairpate.releases.odometer import Odometer
 from fairpate.types import UsageError
 
 ROOT = Path(__file__).parents[2]

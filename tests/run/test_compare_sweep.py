@@ -18,9 +18,9 @@ from rich.console import Console
 from sweeps import COLOUR_UNSEEN, SMALL, counted, measured, ran, refused, run, sweep_of
 
 from fairpate.methods.base import Method
+from fairpate.releases.directory import RunDirectoryError, sole_worker
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Comparison, compare, comparison_outcome, run_cell
-from fairpate.run.context import RunDirectoryError, sole_worker
 from fairpate.run.folder import check_run_directory
 from fairpate.run.run import run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, read_rows

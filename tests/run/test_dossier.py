@@ -14,8 +14,8 @@ import yaml
 from small_runs import copied, read_json
 
 from fairpate.pages import least_wrong, most_detected
+from fairpate.releases.directory import RunDirectory, RunDirectoryError
 from fairpate.run.bundle import FORMS, DossierError, dossier_lines, dossier_values, make_dossier, verify_dossier
-from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.sites.plan import key_text, new_key
 
 ENUMERATED = ("deployment.basic.data_product_type", "deployment.dp_variant.variant_name")

@@ -17,10 +17,10 @@ from fairpate.config import ConfigError, DataConfig, apply_override
 from fairpate.data import entry_for, load_data
 from fairpate.methods.base import ReleasingMethod, config_digest, configured, find_method
 from fairpate.methods.raco_dp import named_constraints
-from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, sole_worker
+from fairpate.releases.odometer import Odometer
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.publication import write_card
-from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord

@@ -15,8 +15,8 @@ from aggregator.store import LedgerError, head_path, ledger_files
 from fairpate.data import load_data
 from fairpate.methods import pate
 from fairpate.methods.pate import place_of
+from fairpate.releases.directory import RunDirectory, read_labels
 from fairpate.run import serve
-from fairpate.run.context import RunDirectory, read_labels
 from fairpate.run.serve import back_up_run, last_backup_s, restore
 
 

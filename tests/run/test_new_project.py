@@ -16,7 +16,7 @@ from fairpate import load_data
 from fairpate.cli import summaries
 from fairpate.data.declaration import read_declaration
 from fairpate.methods.base import configured
-from fairpate.run.release_log import Odometer
+from fairpate.releases.odometer import Odometer
 
 FILES = {
     *("README.md", "settings.yaml", "data.yaml", "test_project.py", ".gitignore"),

@@ -38,17 +38,11 @@ from fairpate.privacy.mechanism_events import (
     event_from,
     event_json,
 )
+from fairpate.releases.directory import RunDirectory, RunDirectoryError
+from fairpate.releases.log import ReleaseLog
+from fairpate.releases.meter import LedgerMeter
+from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, spent_since, state_folder
 from fairpate.run.compare import count_cell
-from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.release_log import (
-    LedgerMeter,
-    LimitReachedError,
-    Odometer,
-    OdometerError,
-    ReleaseLog,
-    spent_since,
-    state_folder,
-)
 
 TERMS = dataclasses.replace(
     ledger_terms.TERMS,
@@ -125,7 +119,7 @@ def test_a_process_that_imports_the_odometer_alone_prices_every_stored_event(odo
     meter("bank", "bank").record([PureReleases(**pure)], noise="os_entropy")
     program = f"""import sys
 from pathlib import Path
-from fairpate.run.release_log import Odometer
+from fairpate.releases.odometer import Odometer
 totals = Odometer(Path({str(odometer.path.parent)!r})).totals(delta=1e-5)
 print(*[total.epsilon for total in totals], "fairpate.privacy.laplace" in sys.modules)"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603

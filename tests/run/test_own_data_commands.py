@@ -18,7 +18,7 @@ from fairpate.data import load_data
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import outwards
 from fairpate.pages import delta_caution
-from fairpate.run.release_log import Odometer
+from fairpate.releases.odometer import Odometer
 from fairpate.types import REMARKS
 
 HEADER = "id;patient;age;weight;ward;sex;note;again"

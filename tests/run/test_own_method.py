@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairpate.methods import base
-from fairpate.run.context import read_statement
+from fairpate.releases.directory import read_statement
 from fairpate.run.folder import open_run_directory
 
 NAME = "own_method:ClassMeans"

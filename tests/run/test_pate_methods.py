@@ -17,7 +17,7 @@ from aggregator.session import mechanism_within
 from fairpate.config import ConfigError
 from fairpate.methods.base import configured
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, write_labels
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_labels, write_labels
 from fairpate.run.folder import open_run_directory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method

@@ -12,9 +12,9 @@ import pytest
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement
+from fairpate.releases.odometer import Odometer
 from fairpate.run.publication import write_card
-from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import REMARKS, TELLS_SIZE

@@ -5,7 +5,7 @@ from small_runs import run
 
 from fairpate.files import StorageError
 from fairpate.methods.base import config_digest
-from fairpate.run.context import RunDirectoryError
+from fairpate.releases.directory import RunDirectoryError
 from fairpate.run.folder import create_run_directory
 
 

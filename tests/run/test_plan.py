@@ -17,9 +17,9 @@ from aggregator.mechanism import ConfidentGnmax
 from aggregator.session import queries_that_fit
 from fairpate.config import SweepConfig, parse_config
 from fairpate.methods.base import Method, price
+from fairpate.releases.directory import read_statement
+from fairpate.releases.odometer import Odometer
 from fairpate.run.compare import planned_spending
-from fairpate.run.context import read_statement
-from fairpate.run.release_log import Odometer
 from fairpate.run.run import (
     VOTERS,
     RunForecast,

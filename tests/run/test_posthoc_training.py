@@ -14,7 +14,7 @@ from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.methods.base import configured
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student

@@ -30,7 +30,7 @@ from fairpate.methods.pate import choose_queries
 from fairpate.methods.private_knn import Clusters, Places, PrivateKnn
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import NeighbourVotes
-from fairpate.run.context import RunDirectory, read_json, read_labels, read_statement
+from fairpate.releases.directory import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend

@@ -28,12 +28,16 @@ from fairpate.nn.models import build_model
 from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
+from fairpate.releases import log
+from fairpate.releases.arrays import Released, read_release, save_release
+from fairpate.releases.directory import RunDirectoryError, RunFolderError, read_statement
+from fairpate.releases.log import ReleaseLog
+from fairpate.releases.odometer import LimitReachedError, Odometer, _rows
 from fairpate.report.metrics import GAPS, Evaluation
 from fairpate.report.records import Guarantee
-from fairpate.run import private_metrics, release_log
+from fairpate.run import private_metrics
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.choice import score_of
-from fairpate.run.context import RunDirectoryError, RunFolderError, read_statement
 from fairpate.run.private_metrics import (
     WEIGHT,
     draw_table,
@@ -43,7 +47,6 @@ from fairpate.run.private_metrics import (
     table_event,
 )
 from fairpate.run.publication import write_card
-from fairpate.run.release_log import LimitReachedError, Odometer, Released, read_release
 from fairpate.run.run import run_method
 from fairpate.types import REMARKS, GateRule
 from student.card import StudentCard
@@ -97,7 +100,7 @@ def run(out: Path, dataset: Dataset, *overrides: str, method: str = "weighted_vo
 
 def rows_of_odometer() -> list[Any]:
     with Odometer().transaction() as database:
-        return release_log._rows(database)
+        return _rows(database)
 
 
 def test_metrics_cost_nothing_beyond_training_and_every_page_says_that_they_are_covered(
@@ -205,19 +208,19 @@ def test_a_crash_draws_no_second_table_that_is_not_counted(
         return drawn[-1]
 
     monkeypatch.setattr(private_metrics, "draw_table", noted)
-    record, save = release_log.ReleaseLog.record, release_log.save_release
+    record, save = ReleaseLog.record, save_release
     with monkeypatch.context() as patched:
         if when == "drawing":
             patched.setattr(private_metrics, "draw_table", killed)
         elif when == "counting":
             patched.setattr(
-                release_log.ReleaseLog,
+                ReleaseLog,
                 "record",
                 lambda self, *given, **named: killed() if "test" in self._part else record(self, *given, **named),
             )
         elif when == "keeping":
             patched.setattr(
-                release_log,
+                log,
                 "save_release",
                 lambda path, *given: killed() if "metrics" in path.name else save(path, *given),
             )
@@ -751,7 +754,7 @@ def test_a_bundle_whose_table_is_of_another_model_or_of_an_unknown_part_differs(
     zipfile.ZipFile(bundle).extractall(folder)
     released, origin = read_release(folder / "metrics.safetensors")
     other = replace(origin, settings=origin.settings | {"student": "0" * 64})
-    release_log.save_release(folder / "metrics.safetensors", released, other)
+    save_release(folder / "metrics.safetensors", released, other)
     assert any("another model's predictions" in each for each in verify_bundle(folder).differs)
     statement = read_json(folder / "statement.json")
     statement["part_events"]["staff"] = statement["part_events"].pop("test")

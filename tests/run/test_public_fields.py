@@ -22,10 +22,10 @@ from small_runs import read_json
 from fairpate.config import SweepConfig, parse_config
 from fairpate.fairness.rates import NOTIONS
 from fairpate.methods.base import configured
+from fairpate.releases.directory import RunDirectory
 from fairpate.report.frontier_page import FrontierReport
 from fairpate.report.records import AnsweredQueries, Guarantee, PublicReport
 from fairpate.run.compare import Comparison, run_cell, write_frontier_reports
-from fairpate.run.context import RunDirectory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of, open_sweep_folder, write_rows

@@ -8,7 +8,7 @@ from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Dataset, Split
 from fairpate.data.embedding import embedded
 from fairpate.methods.base import configured
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.run.serve import public_words
 
 

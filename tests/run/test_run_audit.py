@@ -26,12 +26,12 @@ from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.audit import epsilon_lower_bound, guess
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import NeighbourVotes
+from fairpate.releases.directory import RunDirectoryError
 from fairpate.report.run_page import Audit, audit_page
 from fairpate.run import audit as run_audit
 from fairpate.run import private_metrics
 from fairpate.run.audit import AuditError, audit_run
 from fairpate.run.bundle import verify_bundle, write_bundle
-from fairpate.run.context import RunDirectoryError
 from fairpate.run.run import run_method
 from fairpate.types import GateRule
 from teachers.ray_pool import LocalNeighbourhood, Sampler, blocks_of, label_counts

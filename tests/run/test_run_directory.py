@@ -16,10 +16,10 @@ from each_method import train
 from small_runs import FILES, read_json, run
 
 from fairpate.data import load_data
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, sole_worker
+from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run import folder as rundir
-from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker
 from fairpate.run.folder import create_run_directory, finished_run, open_run_directory
-from fairpate.run.release_log import LimitReachedError, Odometer
 from student.student import load_student
 
 

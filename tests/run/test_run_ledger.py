@@ -20,7 +20,7 @@ from fairpate.data import load_data
 from fairpate.methods.pate import choose_queries, state_for_service
 from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
 from fairpate.run.publication import write_card
 from fairpate.types import REMARKS
 from student.student import load_student

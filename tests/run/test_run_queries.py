@@ -12,7 +12,7 @@ from fairpate.config import ConfigError
 from fairpate.data import load_data
 from fairpate.methods.pate import choose_queries
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
-from fairpate.run.context import read_statement
+from fairpate.releases.directory import read_statement
 
 
 def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):

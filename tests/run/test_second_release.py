@@ -9,8 +9,9 @@ from method_kinds import quick_and_slow
 from small_runs import copied
 
 import fairpate.methods.dp_fermi
-from fairpate.run.context import RunDirectoryError, read_statement
-from fairpate.run.release_log import LimitReachedError, Odometer, read_receipt
+from fairpate.releases.directory import RunDirectoryError, read_statement
+from fairpate.releases.log import read_receipt
+from fairpate.releases.odometer import LimitReachedError, Odometer
 
 
 def test_models_on_one_data_set_are_one_sum_and_older_ones_are_counted_too(tmp_path, monkeypatch):

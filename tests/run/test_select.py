@@ -29,12 +29,14 @@ from fairpate.nn.models import build_model
 from fairpate.privacy.accountant import PureReleases, least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import PredictionTables
-from fairpate.run import choice, release_log
+from fairpate.releases import log
+from fairpate.releases.arrays import read_release, save_release
+from fairpate.releases.directory import RunDirectory, RunFolderError, read_statement
+from fairpate.releases.odometer import Odometer, _rows
+from fairpate.run import choice
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.choice import choice_among, group_weights, score_of, select_settings
-from fairpate.run.context import RunDirectory, RunFolderError, read_statement
 from fairpate.run.private_metrics import WEIGHT
-from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method
 from student.card import StudentCard
 from student.student import Student
@@ -84,13 +86,13 @@ def candidates(clinic: Path) -> list[Any]:
 
 
 def chosen_in(out: Path) -> int:
-    released, _ = release_log.read_release(RunDirectory(root=out / "release").choice)
+    released, _ = read_release(RunDirectory(root=out / "release").choice)
     return int(released.arrays["chosen"][0])
 
 
 def parts_counted() -> list[str]:
     with Odometer().transaction() as database:
-        return sorted(row.part.partition("/")[2] for row in release_log._rows(database))
+        return sorted(row.part.partition("/")[2] for row in _rows(database))
 
 
 def test_release_choice_and_metrics_cost_the_largest_of_the_three(candidates: list[Any], tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_release_choice_and_metrics_cost_the_largest_of_the_three(candidates: li
 def test_a_repeated_command_makes_no_second_choice_and_a_crash_counts_one_that_nobody_has(
     candidates: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = release_log.save_release
+    save = save_release
 
     def killed(path: Path, *given: Any) -> None:
         if path.name == "choice.safetensors":
@@ -132,7 +134,7 @@ def test_a_repeated_command_makes_no_second_choice_and_a_crash_counts_one_that_n
         save(path, *given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(release_log, "save_release", killed)
+        patched.setattr(log, "save_release", killed)
         with pytest.raises(KeyboardInterrupt):
             select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
     assert parts_counted() == ["private", "validation"]
@@ -170,7 +172,7 @@ def test_a_choice_belongs_to_its_release_and_to_models_as_they_are_pinned(
     # As where a checksum of a weights file is pinned: the settings that run are not those that were given.
     monkeypatch.setattr(choice, "with_pinned_weights", with_seed)
     select_settings(candidates, epsilon=3.0, out=tmp_path / "a", reporter=QUIET)
-    _, origin = release_log.read_release(RunDirectory(root=tmp_path / "a/release").choice)
+    _, origin = read_release(RunDirectory(root=tmp_path / "a/release").choice)
     digests = [values_digest(with_seed(config).settings_without()) for config in candidates]
     assert origin.settings["candidates"] == digests
     # The choice of one release does not stand beside another.

@@ -24,11 +24,11 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, flat
+from fairpate.releases.directory import RunDirectory, RunFolderError, read_statement
+from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run import choice
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.choice import TrialsError, plan_trials, select_by_trials
-from fairpate.run.context import RunDirectory, RunFolderError, read_statement
-from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

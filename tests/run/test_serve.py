@@ -29,8 +29,8 @@ from fairpate.config import RayConfig
 from fairpate.data import load_data
 from fairpate.http_server import HttpServer
 from fairpate.methods.pate import StandingVoters
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_labels, read_votes
 from fairpate.run import serve
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, read_votes
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend, public_pool

@@ -16,9 +16,11 @@ from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, Trained, Training, configured
 from fairpate.privacy.accountant import LaplaceReleases
 from fairpate.privacy.laplace import add_laplace
-from fairpate.run import release_log
-from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
-from fairpate.run.release_log import LimitReachedError, Odometer, Released, read_receipt, read_release
+from fairpate.releases import log
+from fairpate.releases.arrays import Released, read_release, save_release
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, RunFolderError, read_statement
+from fairpate.releases.log import ReleaseLog, read_receipt
+from fairpate.releases.odometer import LimitReachedError, Odometer, _rows
 from fairpate.run.run import run_method, train_model
 
 EPSILONS = (0.3, 0.5)
@@ -92,7 +94,7 @@ def run(out: Path, dataset: Dataset, *overrides: str, of: Path | None = None, me
 def counted() -> list[list[float]]:
     """The epsilons of all events of each run that the odometer holds, in the order of the runs."""
     with Odometer().transaction() as database:
-        rows = release_log._rows(database)
+        rows = _rows(database)
     return [[each.epsilon for each in row.events for _ in range(each.count)] for row in rows]
 
 
@@ -122,14 +124,14 @@ def test_a_run_that_was_killed_draws_only_what_it_lacks(
     digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(release_log.ReleaseLog, "record", killed)
+        patched.setattr(ReleaseLog, "record", killed)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "run", digits)
     assert counted() == []  # killed before anything was counted: nothing was kept
-    save = release_log.save_release
+    save = save_release
     with monkeypatch.context() as patched:
         patched.setattr(
-            release_log, "save_release", lambda path, *given: killed() if "sums" in path.name else save(path, *given)
+            log, "save_release", lambda path, *given: killed() if "sums" in path.name else save(path, *given)
         )
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "run", digits)

@@ -23,10 +23,10 @@ from fairpate.methods.sf_pate import SfPate
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.privacy.mechanism_events import AttributeQueries
+from fairpate.releases.directory import RunDirectory, RunFolderError, read_labels
+from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run import serve
-from fairpate.run.context import RunDirectory, RunFolderError, read_labels
 from fairpate.run.folder import as_trained, create_run_directory
-from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import LabelledSet, Unit, VoteBatch

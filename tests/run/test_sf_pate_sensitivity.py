@@ -19,7 +19,7 @@ from fairpate.methods.base import configured as load_configured
 from fairpate.methods.pate import choose_queries
 from fairpate.methods.sf_pate import SfPate, attribute_questions
 from fairpate.nn.models import build_model
-from fairpate.run.context import RunDirectory, read_labels
+from fairpate.releases.directory import RunDirectory, read_labels
 from fairpate.run.folder import as_trained, create_run_directory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter

@@ -14,9 +14,10 @@ import torch
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, configured
+from fairpate.releases.arrays import read_release
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, RunFolderError, read_statement
+from fairpate.releases.odometer import Odometer
 from fairpate.run.compare import Comparison, compare, shared_file
-from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
-from fairpate.run.release_log import Odometer, read_release
 from fairpate.run.run import run_method
 from fairpate.run.sweep import SweepFolder, cells_of
 from fairpate.terminal import Reporter

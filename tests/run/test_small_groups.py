@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairpate.run.context import read_json
+from fairpate.releases.directory import read_json
 from fairpate.run.folder import open_run_directory
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "papers"))

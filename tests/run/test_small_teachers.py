@@ -17,11 +17,18 @@ from fairpate.data import Dataset, load_data
 from fairpate.methods import pate
 from fairpate.methods.base import resolved
 from fairpate.methods.pate import FairPate, StandingVoters
+from fairpate.releases.arrays import read_release, save_release
+from fairpate.releases.directory import (
+    RunDirectory,
+    RunDirectoryError,
+    read_labels,
+    read_statement,
+    read_votes,
+    write_labels,
+)
+from fairpate.releases.log import read_receipt
 from fairpate.report.records import Guarantee
-from fairpate.run import context
-from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.folder import as_trained, load_for
-from fairpate.run.release_log import read_receipt, read_release, save_release
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend, public_pool
 from fairpate.terminal import Reporter
@@ -43,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 
 def test_both_releases_are_priced_together_everywhere(made: RunDirectory) -> None:
-    statement, terms = context.read_statement(made), open_terms(made)
+    statement, terms = read_statement(made), open_terms(made)
     assert [event["kind"] for event in statement.events] == KINDS
     assert (statement.unit, statement.epsilon) == ("person", pytest.approx(1, rel=2e-3))
     assert statement.epsilon <= 1
@@ -62,7 +69,7 @@ def test_both_releases_are_priced_together_everywhere(made: RunDirectory) -> Non
 
 
 def test_pages_name_the_voters_and_the_table_beside_their_answers(made: RunDirectory) -> None:
-    asked, table = Guarantee.of(context.read_statement(made)).events
+    asked, table = Guarantee.of(read_statement(made)).events
     assert asked == "300 queries to teachers, every one priced at its worst case"
     assert table.startswith("1 noisy table of weighted votes (noise stddev votes ")
     page = made.public_report.read_text(encoding="utf-8")
@@ -106,7 +113,7 @@ def test_the_other_methods_with_teachers_do_the_same(method: str, tmp_path: Any)
     usual = ["data.name=loans", "target.epsilon=1", "ray.num_actors=0", f"out={tmp_path / method}"]
     queries = queries or ["aggregator.num_queries=300"]
     run = run_method(resolved([*usual, *queries], method), Reporter(quiet=True))
-    statement = context.read_statement(run)
+    statement = read_statement(run)
     assert [event["kind"] for event in statement.events][-1] == "VoteSums"
     assert len(statement.events) == 2
     assert statement.epsilon == pytest.approx(1, rel=2e-3)
@@ -121,7 +128,7 @@ class VotesHere(FairPate):
         return StandingVoters(
             ensemble=ensemble.digest,
             ask=lambda features, _: collect_votes(ensemble, torch.from_numpy(features)),
-            collected=context.read_votes(run.votes),
+            collected=read_votes(run.votes),
         )
 
 
@@ -201,7 +208,7 @@ def test_a_service_of_kept_queries_is_right_more_often_than_the_most_common_clas
     labels = copy.labels.read_bytes()
     run_method(config, QUIET)
     assert copy.labels.read_bytes() == labels
-    statement = context.read_statement(copy)
+    statement = read_statement(copy)
     assert statement.epsilon is not None
     assert statement.epsilon <= 1
 
@@ -218,14 +225,14 @@ def test_another_released_table_is_refused_once_offsets_follow_from_the_first(ke
     copy.thresholds.unlink()
     with pytest.raises(RunDirectoryError, match=r"thresholds\.safetensors: missing, and a service of this run needs"):
         backend_of(config)
-    whole = context.read_labels(RunDirectory(root=kept.out).labels)
+    whole = read_labels(RunDirectory(root=kept.out).labels)
     shutil.copy(RunDirectory(root=kept.out).thresholds, copy.thresholds)
     dataset, _ = of_test_records(config, 1)
     for labels, what in (
         (dataclasses.replace(whole, counts=None), "no counts"),
         (dataclasses.replace(whole, record_ids=("gone", *whole.record_ids[1:])), "records that are not in the public"),
     ):
-        context.write_labels(labels, copy.labels)
+        write_labels(labels, copy.labels)
         with pytest.raises(RunDirectoryError, match=rf"labels\.parquet: has {what}"):
             config.service_rule(dataset, copy)
     copy.labels.unlink()

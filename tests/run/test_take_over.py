@@ -13,8 +13,8 @@ from test_votes_made_elsewhere import CLASSES, table, written
 from aggregator.service.server import AggregatorActor, ServiceSettings
 from fairpate.http_server import HttpServer, ServiceError
 from fairpate.methods.pate import place_of
+from fairpate.releases.directory import RunDirectory
 from fairpate.run import serve
-from fairpate.run.context import RunDirectory
 from fairpate.run.run import aggregate
 from fairpate.run.serve import _run_with_votes, back_up_run, open_backend, restore
 from fairpate.terminal import Reporter

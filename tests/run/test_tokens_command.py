@@ -7,7 +7,7 @@ from serving import TERMS
 
 from aggregator.ledger import Ledger, OwnLimit
 from aggregator.service.auth import LiveTokens, TokenBook, read_store, token_digest
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 
 
 @pytest.fixture

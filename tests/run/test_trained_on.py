@@ -17,7 +17,7 @@ from fairpate.config import ConfigError, DataConfig, SweepConfig, parse_config
 from fairpate.data import Dataset, load_data
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import Method, configured
-from fairpate.run.context import RunDirectory, RunDirectoryError, recorded_data, require_data_by_name
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, recorded_data, require_data_by_name
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import serve_aggregator

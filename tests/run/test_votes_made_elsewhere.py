@@ -22,8 +22,8 @@ from aggregator.session import mechanism_within
 from fairpate.http_server import HttpServer
 from fairpate.methods.base import configured
 from fairpate.methods.own_votes import VotesConfig, VotesFileError, read_votes_file
-from fairpate.run.context import RunDirectory, read_labels
-from fairpate.run.release_log import Odometer
+from fairpate.releases.directory import RunDirectory, read_labels
+from fairpate.releases.odometer import Odometer
 from fairpate.run.run import aggregate as aggregate_votes
 from fairpate.run.serve import _run_with_votes, open_backend
 from fairpate.terminal import Reporter

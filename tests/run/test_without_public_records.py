@@ -22,8 +22,8 @@ from fairpate.data.tables import even_records
 from fairpate.methods.base import Method, Training, configured, resolved
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.methods.residual_votes import AdaSsp, ResidualVotes
-from fairpate.run.context import RunDirectory, read_json, read_statement
-from fairpate.run.release_log import Released, read_release
+from fairpate.releases.arrays import Released, read_release
+from fairpate.releases.directory import RunDirectory, read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.server import student_in_one_process

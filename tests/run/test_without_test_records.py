@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.run.context import read_json
+from fairpate.releases.directory import read_json
 from fairpate.run.folder import open_run_directory
 
 DECLARATION = """

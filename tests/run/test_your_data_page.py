@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.run.context import read_json, read_statement
+from fairpate.releases.directory import read_json, read_statement
 from fairpate.run.folder import open_run_directory
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ from parties import KEYS, Parties, draw_of
 
 from fairpate.config import ModelConfig
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.run.context import RunDirectory
+from fairpate.releases.directory import RunDirectory
 from fairpate.sites.coordinator import CoordinatorSums
 from fairpate.sites.plan import MOST_PLAN_BYTES, Journal, JournalError, PlanError, SitePlan, read_plan
 from fairpate.sites.secure_sum import LISTS, STEPS, Coordinator, LateError, SumError

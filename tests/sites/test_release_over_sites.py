@@ -26,17 +26,14 @@ from fairpate.data.registry import load_at_site
 from fairpate.files import arrays_digest
 from fairpate.http_server import HttpServer, HttpSettings
 from fairpate.methods.base import configured, resolved
-from fairpate.run import release_log, run
+from fairpate.releases import log
+from fairpate.releases.arrays import read_release
+from fairpate.releases.directory import RunDirectory, read_json, read_statement
+from fairpate.releases.log import MetricsFolder, read_receipt
+from fairpate.releases.odometer import LimitReachedError, Odometer
+from fairpate.run import run
 from fairpate.run.bundle import write_bundle
-from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import open_run_directory
-from fairpate.run.release_log import (
-    LimitReachedError,
-    MetricsFolder,
-    Odometer,
-    read_receipt,
-    read_release,
-)
 from fairpate.run.run import make_release, run_method
 from fairpate.sites import coordinator, plan, secure_sum, site
 from fairpate.sites.plan import embedding_file, key_text, new_key
@@ -385,7 +382,7 @@ def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
 ) -> None:
     """Killed between the odometer's row and the run's receipt it pays twice; it never pays less than once."""
     group, sent = Consortium(tmp_path), []
-    request, record, write = site.CoordinatorClient.request, Odometer.record, release_log.write_json
+    request, record, write = site.CoordinatorClient.request, Odometer.record, log.write_json
     store = plan.Journal.setdefault
 
     def killing(work: Any, is_it: Callable[..., bool]) -> Any:
@@ -401,7 +398,7 @@ def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
         if killed_before == "row":
             patched.setattr(Odometer, "record", killing(record, lambda _, release, **__: release.path == str(own.root)))
         elif killed_before == "receipt":
-            patched.setattr(release_log, "write_json", killing(write, lambda path, _: path == own.receipt))
+            patched.setattr(log, "write_json", killing(write, lambda path, _: path == own.receipt))
         else:
             patched.setattr(plan.Journal, "setdefault", killing(store, lambda _, key, __: key == "charged"))
 

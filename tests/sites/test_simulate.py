@@ -20,7 +20,7 @@ from scipy.stats import norm
 from fairpate import cli
 from fairpate.config import ConfigError, DataConfig, parse_config
 from fairpate.data.registry import load_at_site
-from fairpate.run.release_log import LimitReachedError, Odometer
+from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.sites.simulate import deal, simulate, site_folders
 
 

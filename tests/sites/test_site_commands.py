@@ -20,8 +20,9 @@ import pytest
 from hospitals import folder
 
 from fairpate import cli
-from fairpate.run.context import RunDirectory, read_statement
-from fairpate.run.release_log import read_receipt, read_release
+from fairpate.releases.arrays import read_release
+from fairpate.releases.directory import RunDirectory, read_statement
+from fairpate.releases.log import read_receipt
 
 NAMES = ("north", "south")
 PARTS = (range(700), range(700, 1500))
