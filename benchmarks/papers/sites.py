@@ -426,7 +426,7 @@ class Hospitals:
     def accuracy(self, config: Any, released: Any) -> float:
         """The accuracy of the model that is learned from a release."""
         from fairpate.nn.fit import predict_logits
-        from fairpate.run.run import initial_model
+        from fairpate.run.model import initial_model
 
         training = self.training(self.together, None)
         trained = config.learn(replace(training, model=initial_model(config, self.together)), released)

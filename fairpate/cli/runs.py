@@ -142,9 +142,11 @@ def _dry_run(
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.pages import delta_caution
     from fairpate.releases.directory import RunDirectory
-    from fairpate.run import run
+    from fairpate.run.checks import check_data
     from fairpate.run.folder import check_run_directory, load_for
-    from fairpate.run.run import check_data
+    from fairpate.run.forecast import describe, forecast, measured_before, other_voters
+    from fairpate.run.spending import planned_cost
+    from fairpate.run.statement import public_units
 
     config.require_trainable()
     folder = check_run_directory(config)
@@ -157,9 +159,9 @@ def _dry_run(
     with waiting("data"):
         dataset = load_for(source, config.data)
         check_data(config, dataset)
-        cost = run.planned_cost(config, dataset)
-        caution = "" if cost is None else delta_caution(cost.delta, run.public_units(config, dataset), cost.unit)
-        found = [run.forecast(config, dataset, cost)]
+        cost = planned_cost(config, dataset)
+        caution = "" if cost is None else delta_caution(cost.delta, public_units(config, dataset), cost.unit)
+        found = [forecast(config, dataset, cost)]
     why = words = None
     if is_example:
         words = "None of --data, --method and --epsilon is given: this is the example on embedded loans."
@@ -167,13 +169,13 @@ def _dry_run(
         why = default_method(overrides)[1]
         words = f"{config.method}, because no method was named and {why}"
         with waiting("voters"):
-            found += run.other_voters(overrides, config.method)
-    found = run.measured_before(folder.root.parent, found, config.data.name)
+            found += other_voters(overrides, config.method)
+    found = measured_before(folder.root.parent, found, config.data.name)
     return Output(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found}
         | ({} if why is None else {"chosen_because": why})
         | ({"caution": caution} if caution else {}),
-        words=run.describe(dataset.name, cost, spent, found, why=words, caution=caution),
+        words=describe(dataset.name, cost, spent, found, why=words, caution=caution),
     )
 
 

@@ -107,8 +107,8 @@ from fairpate.releases.directory import (
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, SingleRelease, audit_page
 from fairpate.run.bundle import alike
 from fairpate.run.folder import finished_run, load_for
+from fairpate.run.model import initial_model
 from fairpate.run.private_metrics import draw_table, lone_predictions
-from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter, duration
 from fairpate.types import FloatArray, GateRule, IntArray, PrivacyStatement, UsageError, heard_by, strict
 from student.student import load_student

@@ -57,10 +57,13 @@ from fairpate.releases.directory import (
 )
 from fairpate.releases.log import ReleaseLog, read_receipt
 from fairpate.releases.odometer import Odometer
-from fairpate.run import run as runs
+from fairpate.run.checks import check_data, check_model_files
 from fairpate.run.folder import environment
+from fairpate.run.model import with_pinned_weights
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
-from fairpate.run.run import one_release, publish_trained, run_method, trained_student, with_pinned_weights
+from fairpate.run.run import one_release, publish_trained, run_method, trained_student
+from fairpate.run.spending import announce_delta, announce_spending
+from fairpate.run.statement import public_units
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by, stream_seed
 from student.student import Student, load_student, save_student
@@ -277,8 +280,8 @@ class Trials:
         # All limits before the first charge: a refusal later would leave charges without a model.
         for log, event in counted:
             log.check([event], noise=OS_ENTROPY)
-        runs.announce_spending(self.cost, data, reporter, is_own=is_own)
-        runs.announce_delta(self.cost.delta, units, self.cost.unit, reporter, is_own=is_own)
+        announce_spending(self.cost, data, reporter, is_own=is_own)
+        announce_delta(self.cost.delta, units, self.cost.unit, reporter, is_own=is_own)
         if also_tests:
             logs[0].of_part("test").check([table_event(self.cost)], noise=OS_ENTROPY)
         for log, event in counted:
@@ -404,10 +407,10 @@ def select_by_trials(
         for config in candidates:
             key = config.data.model_dump_json()  # most candidates have the same data: it is loaded once
             dataset = loaded[key] = loaded[key] if key in loaded else load(config.data)
-            runs.check_data(config, dataset)
+            check_data(config, dataset)
             require_kept_names(config, dataset)
             # Quiet: each candidate would report its weights file again.
-            runs.check_model_files(config, dataset, Reporter(quiet=True))
+            check_model_files(config, dataset, Reporter(quiet=True))
             tried.append((config, dataset))
     first, dataset = tried[0]
     weights = group_weights(dataset, group_shares)
@@ -452,7 +455,7 @@ def select_by_trials(
                 dataset.name,
                 reporter,
                 is_own=is_own,
-                units=runs.public_units(first, dataset),
+                units=public_units(first, dataset),
                 also_tests=is_tested,
             )
         if not state_file.exists():

@@ -22,7 +22,7 @@ import significance  # noqa: E402
 from commands import PAGES, commands_of, compared  # noqa: E402
 
 from fairpate.methods.base import configured  # noqa: E402
-from fairpate.run.run import expected_accuracy  # noqa: E402
+from fairpate.run.forecast import expected_accuracy  # noqa: E402
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
 COVERAGE = ROOT / "docs" / "coverage.md"

@@ -10,8 +10,8 @@ from sklearn.preprocessing import StandardScaler
 
 from fairpate.data.dataset import Split
 from fairpate.report.metrics import WithoutPrivacy
-from fairpate.run import run
-from fairpate.run.run import without_privacy
+from fairpate.run import baseline
+from fairpate.run.baseline import _predictions, without_privacy
 
 
 def split(x, y) -> Split:
@@ -50,12 +50,12 @@ def test_it_learns_from_as_many_records_as_the_model_had_or_there_is_none(monkey
     found = without_privacy(private, test, measured(test))
     assert found is not None
     assert found.num_records == 5000
-    monkeypatch.setattr(run, "_MOST_VALUES", 3 * 5000 - 1)
+    monkeypatch.setattr(baseline, "_MOST_VALUES", 3 * 5000 - 1)
     assert without_privacy(private, test, measured(test)) is None
     pictures = split(np.random.default_rng(2).normal(size=(20, 3, 40, 8)), [0, 1] * 10)
-    monkeypatch.setattr(run, "_MOST_VALUES", 20 * 3 * 16 * 8)
+    monkeypatch.setattr(baseline, "_MOST_VALUES", 20 * 3 * 16 * 8)
     assert without_privacy(pictures, pictures, measured(pictures)) is not None
-    monkeypatch.setattr(run, "_MOST_VALUES", 20 * 3 * 16 * 8 - 1)
+    monkeypatch.setattr(baseline, "_MOST_VALUES", 20 * 3 * 16 * 8 - 1)
     assert without_privacy(pictures, pictures, measured(pictures)) is None
 
 
@@ -84,8 +84,8 @@ def test_pictures_and_wide_records_are_seen_small() -> None:
 
 
 def test_predictions_of_a_few_tests_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_MOST_KEPT", 2)
+    monkeypatch.setattr(baseline, "_MOST_KEPT", 2)
     splits = [two_classes(60, seed) for seed in range(3)]
     first = [without_privacy(each, each, measured(each)) for each in splits]
-    assert len(run._predictions) == 2
+    assert len(_predictions) == 2
     assert [without_privacy(each, each, measured(each)) for each in splits] == first

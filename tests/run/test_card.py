@@ -27,7 +27,8 @@ from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_js
 from fairpate.report.records import described_event
 from fairpate.run.folder import open_run_directory
 from fairpate.run.publication import write_card
-from fairpate.run.run import run_method, size_remarks
+from fairpate.run.run import run_method
+from fairpate.run.statement import size_remarks
 from fairpate.terminal import Reporter
 from fairpate.types import TELLS_SIZE, FairRule
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairpate.methods.base import ExpectedVotes
-from fairpate.run.run import Majority, too_little_to_learn
+from fairpate.run.forecast import Majority, too_little_to_learn
 
 DECLARATION = """
 name: clinic

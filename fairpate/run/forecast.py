@@ -1,0 +1,348 @@
+"""The forecast of a run (`fairpate run --dry-run`, :class:`RunForecast`), from public facts alone.
+
+No private record is read, and no assumption is made about how far voters agree. The noise on the votes determines by
+how many votes the winning class has to lead: the difference of two Gaussian noises of standard deviation sigma is at
+most 1.645 sqrt(2) sigma 19 times in 20.
+
+A run warns before it spends anything if it cannot beat the most common class (:func:`cautions`), for two reasons:
+
+* The labels carry too little information even if all voters are right. Q labels that are right with probability p among
+  C classes teach as much as W = Q ((p - 1/C) / (1 - 1/C))^2 noiseless labels (uniform label noise, to first order). If
+  the most common class has the share m, W (1 - m) of them are of another class. Fewer than one teach nothing.
+* A published run of the same method on the same data, at no smaller epsilon, did not beat m.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Column
+from rich.text import Text
+
+from aggregator.mechanism import ConfidentGnmax
+from fairpate import types
+from fairpate.config import ConfigError, Override, read_yaml
+from fairpate.data import Dataset, entry_for, load_once
+from fairpate.data.dataset import DatasetEntry
+from fairpate.methods import base
+from fairpate.methods.base import Method, Price
+from fairpate.pages import at_most, counted, delta_text, epsilon_text, percent, question
+from fairpate.releases.directory import (
+    RunDirectory,
+    changed_fields,
+)
+from fairpate.report.records import WORDS
+from fairpate.run.spending import planned_cost
+from fairpate.terminal import listing
+
+VOTERS: Mapping[str, str] = WORDS["voters"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunForecast:
+    """The forecast of a run of ``method``, which `fairpate run --dry-run` displays: the run's cost, the noise on its
+    labels, and the accuracy to expect.
+
+    ``epsilon``: the epsilon that the run would publish; None: no guarantee. ``votes``: the number of votes that decide
+    a label. ``noise_stddev_votes``: the standard deviation of the noise on each count of votes. ``labels``: the number
+    of public records that get a label. ``lead_needed``: the share of votes by which the winning class must lead to win
+    despite the noise 19 times in 20 (above 1: it cannot). ``votes``, ``noise_stddev_votes``, ``labels`` and
+    ``lead_needed`` are None for a method that releases no labels, and if the number of private records is not public.
+
+    ``expected``: the range that contains the accuracy of 9 of 10 published runs (:func:`expected_accuracy`).
+    ``measured``: the accuracies of the user's earlier runs of the method on the data set at about this epsilon.
+    ``caution``: why the model cannot be more accurate than always predicting the most common class. ``refused``: why
+    this method cannot run; then all numbers are None.
+    """
+
+    method: str
+    epsilon: float | None = None
+    votes: int | None = None
+    noise_stddev_votes: float | None = None
+    labels: int | None = None
+    lead_needed: float | None = None
+    expected: tuple[float, float] | None = None
+    measured: tuple[float, ...] = ()
+    caution: str | None = None
+    refused: str | None = None
+
+
+def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecast:
+    """Return the forecast of a run of ``config`` whose privacy cost is ``cost``. It is computed from public facts: the
+    public records of ``dataset``, its declaration, and published runs. Private records are not read."""
+    epsilon = None if cost is None else cost.epsilon
+    expected = expected_accuracy(config)
+    (voting, majority), caution = known_beforehand(config, dataset), None
+    if voting is None:
+        return RunForecast(method=config.method, epsilon=epsilon, expected=expected)
+    if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
+        caution = too_little_to_learn(voting, dataset.num_classes, majority)
+    facts = {name: getattr(voting, name) for name in ("votes", "noise_stddev_votes", "labels", "lead_needed")}
+    return RunForecast(method=config.method, epsilon=epsilon, expected=expected, caution=caution, **facts)
+
+
+def expected_accuracy(config: Method) -> tuple[float, float] | None:
+    """Return the range that contains the accuracy of 9 of 10 published runs of ``config`` on its data set.
+
+    `benchmarks/papers/marks.py` computes the ranges, which are in expected_accuracy.yaml. Between two measured epsilons
+    the returned range covers the ranges of both. Return None if a setting is not at its default for the data set, if no
+    runs of the method on the data set were published, or if epsilon is outside the measured range.
+    """
+    epsilon = getattr(config.target, "epsilon", None)
+    published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
+    ranges: dict[float, tuple[float, float]] = published.get(config.data.name, {}).get(config.method, {})
+    if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
+        return None
+    usual = base.resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
+    changed = changed_fields(base.determining_values(config), base.determining_values(usual))
+    # A split by another seed is one more of those that the runs were spread over.
+    if changed.keys() - {"seed", "noise", "data.seed"}:
+        return None
+    near = [ranges[max(e for e in ranges if e <= epsilon)], ranges[min(e for e in ranges if e >= epsilon)]]
+    return min(low for low, _ in near), max(high for _, high in near)
+
+
+# Public labels; the share of the most common class among fewer is mostly chance.
+_FEWEST_LABELS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Majority:
+    """The share of the most common class among records, which the accuracy of a useful model must exceed; ``source``
+    says in words where the number is from."""
+
+    share: float
+    source: str
+
+
+def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVotes | None, Majority | None]:
+    """Return what public records and the data set's declaration (its public description) show about a run of
+    ``config``. The first item is the expected votes: how many votes decide a label, with how much noise. The second is
+    the share of the most common class.
+
+    The votes are None without a public number of private records; the share is None without declared class shares or
+    enough labels of public records.
+    """
+    try:
+        entry: DatasetEntry | None = entry_for(config.data)
+    except types.DataSettingsError:
+        entry = None
+    # A data set that was given from Python, or comes with votes, has no public entry.
+    if entry is not None and entry.name != dataset.name:
+        entry = None
+    labels = dataset.public.y.numpy()
+    known, majority = labels[labels >= 0], None  # -1 marks a public record without a label
+    if entry is not None and entry.class_shares:
+        majority = Majority(share=max(entry.class_shares), source="the declaration")
+    elif len(known) >= _FEWEST_LABELS:
+        majority = Majority(share=float(np.bincount(known).max() / len(known)), source="labels of public records")
+    if entry is None or entry.rows is None:
+        return None, majority
+    # The publisher's count of what is protected, records or persons, less those of the other splits.
+    others = [split for name, split in dataset.splits.items() if name != "private"]
+    by_person = dataset.unit == "person" and entry.persons is not None
+    apart = sum(split.num_protected if by_person else len(split) for split in others)
+    # At least one: a publisher's count may be below the records of the other splits.
+    private = entry.protected(config.data.options, config.data.unit)[0] - apart
+    return config.voting(dataset, max(1, private)), majority
+
+
+def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
+    """Return forecasts of runs on the same data by the other methods in :data:`VOTERS`, which label public records by
+    the votes of teachers, nearest neighbours or single records. ``chosen`` is the method that is left out.
+
+    ``overrides`` are the user's settings, including the data set; each method's other settings follow from them. The
+    forecast in which the winning class needs the smallest lead comes first, methods that cannot run come last.
+    DataError as in :func:`fairpate.data.load_data`.
+    """
+    found = []
+    for method in types.stepwise([name for name in VOTERS if name != chosen]):
+        try:
+            config = base.resolved(overrides, method)
+            config.require_trainable()
+            # Several kinds see the pool through the same embedding, and one may take a minute to compute.
+            dataset = load_once(config.data)
+            config.check_data(dataset)
+            found.append(forecast(config, dataset, planned_cost(config, dataset)))
+        except (ConfigError, types.DataSettingsError) as error:
+            found.append(RunForecast(method=method, refused=str(error)))
+    return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
+
+
+_NEAR = 1.25  # factor between epsilons that count as about the same
+
+
+def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
+    """Return the forecasts ``found`` with the accuracies of earlier runs filled in. Earlier runs are the finished runs
+    in ``folder`` that have the forecast's method, the data set ``data`` and about the forecast's epsilon."""
+    accuracies: dict[str, list[tuple[float, float]]] = {}
+    for record in _records_in(folder).values():
+        epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
+        if record.get("data") == data and epsilon is not None and accuracy is not None:
+            accuracies.setdefault(record.get("method", ""), []).append((epsilon, accuracy))
+    filled = []
+    for each in found:
+        own, known = each.epsilon, accuracies.get(each.method, ())
+        near = [] if own is None else [share for other, share in known if max(other, own) <= _NEAR * min(other, own)]
+        filled.append(replace(each, measured=tuple(sorted(near))))
+    return filled
+
+
+def describe(
+    data: str,
+    cost: Price | None,
+    spent: str | None,
+    found: Sequence[RunForecast],
+    *,
+    why: str | None = None,
+    caution: str = "",
+) -> Group:
+    """Return what `fairpate run --dry-run` displays: a sentence on the privacy cost of the run on the data set
+    ``data``, and a table of the forecasts ``found``. The first forecast is that of the run itself.
+
+    ``cost``: the privacy cost; None: the run has no guarantee. ``spent``: None or, if the run costs nothing more, the
+    reason, which the sentence then states instead of the cost. ``why``: a sentence on why this method is run, if the
+    user named none. ``caution``: a caution about delta.
+    """
+    run = found[0]
+    if spent is not None:
+        sentence = f"{run.method} on {data} would spend nothing more: {spent}."
+    elif cost is None:
+        sentence = f"{run.method} on {data} would give no privacy guarantee."
+    else:
+        factor = at_most(math.exp(min(cost.epsilon, 700)), digits=3)
+        sentence = (
+            f"{run.method} on {data} would spend epsilon {epsilon_text(cost.epsilon)} at delta "
+            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): its model improves the odds of a guess "
+            f"{question(cost.unit, cost.relation)} by a factor of {factor} at most, but for delta."
+        )
+    headings = ["epsilon", "votes a label", "noise", "lead needed", "labels"]
+    # Accuracy is forecast from published runs alone: how often a label survives its noise says little about how often
+    # voters are right.
+    is_expected, has_runs = (any(getattr(each, name) for each in found) for name in ("expected", "measured"))
+    headings += ["accuracy expected"] * is_expected + ["accuracy of earlier runs"] * has_runs
+    right = [Column(name, justify="right") for name in headings]
+    table = listing("method", "who votes", *right)
+    for each in found:
+        voters = VOTERS.get(each.method, "nobody" if each.votes is None and not each.refused else "teachers")
+        numbers = [""] * 5
+        if each.refused is None:
+            numbers[0] = "none" if each.epsilon is None else epsilon_text(each.epsilon)
+        if each.votes is not None and each.lead_needed is not None:
+            lead = percent(each.lead_needed) if each.lead_needed <= 1 else "never"
+            numbers[1:] = [f"{each.votes:,}", f"{each.noise_stddev_votes:.3g}", lead, f"{each.labels:,}"]
+        if is_expected:
+            numbers.append("" if each.expected is None else " to ".join(map(percent, each.expected)))
+        if has_runs:
+            ends = dict.fromkeys(map(percent, (each.measured[0], each.measured[-1]) if each.measured else ()))
+            numbers.append(f"{' to '.join(ends)} ({counted(len(each.measured), 'run')})" if ends else "")
+        table.add_row(each.method, voters, *numbers)
+    notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
+    if why is not None:
+        notes.append(why)
+    notes.append("Nothing was trained, charged or written.")
+    notes.append(
+        "accuracy expected: 9 of 10 runs with these settings lie there, by published runs on this data set."
+        if is_expected
+        else "Accuracy is not forecast: no run on this data set with these settings was published."
+    )
+    if any(each.votes is not None for each in found):
+        notes.append(
+            "lead needed: if a class leads by this share of the votes (of small teachers: on average over the queries, "
+            "to whose counts one rule is fitted), it also leads with noise 19 times in 20."
+        )
+    sentence += f"\n{caution}" if caution else ""
+    return Group(Text(f"{sentence}\n"), table, Text("\n" + "\n".join(notes)))
+
+
+def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
+    """Return the reasons why the model of ``config`` cannot be more accurate than always predicting the most common
+    class; empty if no reason is known."""
+    (voting, majority), found = known_beforehand(config, dataset), []
+    epsilon = getattr(config.target, "epsilon", None)
+    # Runs in the folder of this one: others are not searched for.
+    for path, record in _records_in(run.root.parent).items():
+        if path == run.record or record.get("data") != config.data.name:
+            continue
+        name, share, accuracy = path.parent.parent.name, record.get("majority_accuracy"), record.get("accuracy")
+        if share is None or accuracy is None:
+            continue
+        majority = majority or Majority(share=share, source=f"the test records of {name}")
+        # JSON has no infinity: null means infinite.
+        other = math.inf if record.get("epsilon") is None else record["epsilon"]
+        is_dearer = epsilon is not None and other >= epsilon
+        if record.get("method") == config.method and is_dearer and accuracy <= share:
+            found.append(
+                f"an earlier run of {config.method}, {name}, did not beat the most common class at epsilon "
+                f"{epsilon_text(other)}: {percent(accuracy)} of {percent(share)}"
+            )
+    # Where the attribute alone is protected, the votes are about groups, not about classes.
+    if voting is not None and not config.protects_attribute_only:
+        words = too_little_to_learn(voting, dataset.num_classes, majority)
+        found += [] if words is None else [words]
+    return tuple(found)
+
+
+def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the content of the files ``record.json`` (a run as one row of a comparison) of all finished runs in
+    ``folder``, as a mapping from the files' paths; damaged files are left out."""
+    found = {}
+    for path in sorted(folder.glob("*/public/record.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # damaged, or of another program
+            continue
+        if isinstance(record, dict):
+            found[path] = record
+    return found
+
+
+def too_little_to_learn(voting: base.ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
+    """Return, in words, why a student cannot learn more than the most common class from noisy labels, even if all
+    voters are right; None if it may learn more.
+
+    ``voting``: the number of labels, the votes that decide a label, and their noise. ``majority``: the share of the
+    most common class; if it is None, all classes are assumed to be equally common.
+    """
+    # All voters agree: no other votes survive the noise more often.
+    agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
+    # Only the noise on the counts is read: every query passes a threshold of -inf.
+    noisy = ConfidentGnmax(
+        threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=voting.noise_stddev_votes
+    )
+    right = float(noisy.right_probability(agreed_1C, np.zeros(1, dtype=np.int64))[0])
+    # The labels without noise that teach as much.
+    worth = voting.labels * max(0.0, (right - 1 / num_classes) / (1 - 1 / num_classes)) ** 2
+    share = 1 / num_classes if majority is None else majority.share
+    if worth * (1 - share) >= 1:
+        return None
+    known = "" if majority is None else f", which is {percent(share)} of records by {majority.source}"
+    return (
+        f"cannot be expected to beat the most common class{known}: under this noise "
+        f"{counted(voting.labels, 'label')} stand for {worth:.2g} without noise even if all voters are right, so for "
+        f"{worth * (1 - share):.2g} of another class"
+    )
+
+
+def unheard(config: Method, voting: base.ExpectedVotes) -> str | None:
+    """Return, in words, that no lead of the votes stands out from their noise, and what would; None if some lead
+    does."""
+    if voting.lead_needed <= 1:
+        return None
+    remedies = [f"an epsilon about {voting.lead_needed:.1f} times as large"]
+    if "teachers" in type(config).model_fields:
+        remedies.insert(0, f"{math.ceil(voting.votes * voting.lead_needed):,} teachers")
+        # The noise of single labels grows with the root of their number.
+        if not voting.fitted_together and (queries := int(voting.labels / voting.lead_needed**2)):
+            remedies.insert(1, counted(queries, "query", "queries"))
+    *first, last = remedies
+    would_do = f"{', '.join(first)} or {last}" if first else last
+    return (
+        f"Even if all {voting.votes:,} voters agree, the noise of {voting.noise_stddev_votes:.3g} votes on each count "
+        f"hides it, so epsilon would be spent on chance: {would_do} would be heard."
+    )
