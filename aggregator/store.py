@@ -47,16 +47,13 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 
 from pydantic_core import from_json
 
 from fairpate.files import give_to_owner, sync, write_atomically
 from fairpate.types import UserError
-
-if TYPE_CHECKING:
-    from aggregator.postgres import PostgresReader
 
 # Increased with every change of entries or of the digest: a ledger of another version is refused, never converted.
 # Not with a new kind of entry, which earlier ledgers lack.
@@ -194,7 +191,14 @@ def shown(place: Place) -> str:
     return f"{scheme}://{user}{at}{host.partition('?')[0]}{hash_}{name}"
 
 
-Reader: TypeAlias = "SqliteReader | PostgresReader"
+class Reader(Protocol):
+    """What reads a ledger, wherever it is stored: its ``header``, the last entry that was ``noted``, and its rows."""
+
+    header: Header
+    noted: Head
+
+    def rows(self, after: int, most: int) -> Sequence[Row]:
+        """Return at most ``most`` entries of the ledger after entry ``after``."""
 
 
 def rows_after(reader: Reader, number: int = 0) -> Iterator[Row]:

@@ -51,7 +51,8 @@ from fairpate.config import ConfigError, Section, flattened, merge, nearest, par
 from fairpate.data import SPLIT_NAMES, Dataset, Split, tables
 from fairpate.data.dataset import SEPARATORS, Part, alike, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import as_declared, read_declaration
-from fairpate.data.embedding import embedded, save_embedding
+from fairpate.data.embedding import save_embedding
+from fairpate.data.features import embedded
 from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
 from fairpate.data.overlap import PUBLIC_RECORD, require_no_copy

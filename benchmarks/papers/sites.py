@@ -367,7 +367,7 @@ class Hospitals:
 
     def __init__(self, data: str, folder: Path, *, sites: int, by: str | None, options: dict[str, Any]) -> None:
         from fairpate.config import DataConfig
-        from fairpate.data.embedding import embedded
+        from fairpate.data.features import embedded
         from fairpate.data.registry import load_at_site
         from fairpate.sites.simulate import deal, site_folders
 

@@ -32,7 +32,7 @@ from fairpate import config
 from fairpate.config import ConfigError, Count, CountOrZero, Refused, Section, nearest, short_for
 from fairpate.data import dataset, tables
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Option, Origin, Part, Request, SourceFile, Split
-from fairpate.data.embedding import FEATURES
+from fairpate.data.features import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
 from fairpate.data.pictures import LEVEL, PicturesConfig, decode, folder_table, pictures_in
 from fairpate.data.tables import Feature, Group, Label, NumberRange, TableFaults, Texts, When, several

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,14 +30,12 @@ import scipy
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
-from fairpate import config as configuration
 from fairpate import types
-from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, Count, EmbeddingConfig, Section
-from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
-from fairpate.data.tables import Floats, even_records
+from fairpate.config import EMBEDDED_NORM, ConfigError, Count, EmbeddingConfig, Section
+from fairpate.data.tables import Floats
 from fairpate.files import arrays_digest, write_atomically
-from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
-from fairpate.types import DataError, DataSettingsError, IntArray, functional, in_blocks, sklearn, torch
+from fairpate.oriented_gradients import gradient_histograms
+from fairpate.types import DataError, IntArray, functional, in_blocks, sklearn, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -190,8 +188,6 @@ class Graph:
 
 
 _EMBEDDED_AT_ONCE = 256
-_EXAMPLES = 256
-_MADE_UP, _REPLACED = 400, 4  # records without public ones, and how many each public record replaces
 _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
 _LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
 _EXACT_DIGITS = 53  # of a float64
@@ -336,45 +332,6 @@ class Embedding:
         return torch.cat([scaled_NE, functional.normalize(places_NE) * (EMBEDDED_NORM * share**0.5)], dim=1)
 
 
-def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) -> Dataset:
-    """Return the data set with the features of every split replaced by coordinates, from the given ``embedding`` or
-    from one that is fitted to the public records; unchanged if ``embedding`` is None.
-
-    If there are few public records and every feature is a declared number or category, made-up records are added to
-    them (:func:`completed_pool`). DataSettingsError if there is no public or made-up record to fit an embedding to.
-    """
-    if embedding is None:
-        return dataset
-    pool = completed_pool(dataset)
-    if isinstance(embedding, EmbeddingConfig):
-        if not len(pool):
-            raise DataSettingsError(
-                f"data.embedding: {dataset.name} has no public records to fit an embedding to, and some features lack "
-                "declared bounds or categories; name a file of public records (files.public), raise data.num_public, "
-                "or set data.embedding to null."
-            )
-        embedding = Embedding.of(pool, embedding)
-    splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
-    names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
-    # A copy: a view of a few records would keep all of the pool in memory.
-    before = BeforeEmbedding(examples=pool[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
-    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, before_embedding=before, **splits)
-
-
-def completed_pool(dataset: Dataset) -> Tensor:
-    """Return the public records (M, ...) of ``dataset``, to which an embedding is fitted. If a declared table has fewer
-    than 100 of them, made-up records are added.
-
-    The embedding then covers every declared column, and adapts to the public records that exist.
-    """
-    pool, codes = dataset.public.x, dataset.feature_codes
-    # The numbers of a vector have no declared bounds.
-    count = _MADE_UP - _REPLACED * len(pool)
-    if count <= 0 or not codes or any(code.kind == "element" for code in codes):
-        return pool
-    return torch.cat([pool, torch.from_numpy(even_records(codes, count))])
-
-
 def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
     """Return the plain features (N, F) of records, from which their components are computed; :class:`Components` lists
     these features."""
@@ -474,55 +431,6 @@ def read_embedding(path: Path) -> Embedding:
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
         text = " ".join(str(error).split())
         raise EmbeddingFileError(f"{path}: not a readable embedding ({text}); restore it from a copy.") from error
-
-
-FEATURES = Option(
-    default="pixels",
-    allowed=("pixels", "oriented_gradients"),
-    description="What a model sees: the picture, or 900 histogram values of its edges as a table.",
-)
-
-
-def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
-    """Return records whose pictures are replaced by features: ``oriented_gradients``, or the output of the user's own
-    function, named as ``module:function``.
-
-    The function maps one picture (channels, height, width), bytes, to a vector of finite numbers. It must not depend on
-    private records. It gets one picture at a time, so that no record's features depend on another's. It runs only if
-    the user allows files to name code (:mod:`fairpate.config`).
-    """
-    pictures = records.records.x
-    if not PLACE.fullmatch(features):
-        x, names = oriented_gradients(pictures), feature_names()
-    else:
-        if not configuration.may_run(features):
-            raise DataSettingsError(f"pictures.features: {features} is code that would run with your rights; {REMEDY}.")
-        try:
-            function = configuration.named_object(features)
-            # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
-            rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
-        except Exception as error:  # the user's module may raise anything
-            raise DataError(
-                f"pictures.features: {features} failed ({type(error).__name__}: {error}); correct the function."
-            ) from error
-        sizes = {tuple(row.shape) for row in rows}
-        if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
-            expected = "one vector of finite numbers per picture, all of one length"
-            raise DataError(
-                f"pictures.features: {features}: expected {expected}, got shapes {sorted(sizes)[:3]}; correct the "
-                "function."
-            )
-        x = torch.stack(rows)
-        names = tuple(f"{features} {place}" for place in range(x.shape[1]))
-    return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, mapped=None)
-
-
-def feature_names() -> tuple[str, ...]:
-    """Return a name for each feature that :func:`oriented_gradients` computes."""
-    directions, cells = range(NUM_DIRECTIONS), range(NUM_CELLS)
-    return tuple(
-        f"direction {180 * d // NUM_DIRECTIONS}, row {i}, column {j}" for d in directions for i in cells for j in cells
-    )
 
 
 _NEAREST_AT_ONCE = 1024

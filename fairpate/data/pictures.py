@@ -35,7 +35,7 @@ from pydantic import BeforeValidator, Field
 from fairpate.config import PLACE, Section, read_yaml
 from fairpate.data import dataset
 from fairpate.data.dataset import LoadedRecords, Option, Request, SourceFile, Split, keyed_uniform
-from fairpate.data.embedding import FEATURES
+from fairpate.data.features import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import codes, read_table, require_columns
 from fairpate.files import cache_dir

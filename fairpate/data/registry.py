@@ -44,7 +44,7 @@ from fairpate.data.dataset import (
     find,
 )
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records, rows_of
-from fairpate.data.embedding import embedded, with_features
+from fairpate.data.features import embedded, with_features
 from fairpate.data.given import as_table
 from fairpate.data.large_arrays import Names
 from fairpate.data.overlap import require_apart

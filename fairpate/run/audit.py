@@ -53,7 +53,8 @@ from aggregator.session import mechanism_within
 from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig, values_digest
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split
-from fairpate.data.embedding import Embedding, embedded
+from fairpate.data.embedding import Embedding
+from fairpate.data.features import embedded
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.base import Method, Training, Watch, price

@@ -119,7 +119,8 @@ class Comparison:
         published."""
         return [row for row in self.operators_rows if row.record is None]
 
-    _repr_html_ = comparison_html
+    def _repr_html_(self) -> str:
+        return comparison_html(self.folder, self.rows, self.notion)
 
 
 def compare_methods(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from fairpate import __version__
 from fairpate.config import PLACE, ConfigError, DataConfig, parse_config, read_yaml
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import sha256_of
-from fairpate.data.embedding import completed_pool, feature_names
+from fairpate.data.features import completed_pool, feature_names
 from fairpate.files import write_atomically
 from fairpate.methods.base import looks_of, method_title
 from fairpate.methods.pate import Spending
@@ -41,18 +41,18 @@ from fairpate.releases.directory import (
 )
 from fairpate.report import records, run_page
 from fairpate.report.figures import class_label, slices_picture
-from fairpate.report.frontier import by_panel
+from fairpate.report.frontier import Row, by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import Guarantee, PrivatePopulation, RunStatement
 from fairpate.report.run_page import Card, CardData, CardModel, CardRefusals, IntendedUse
 from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, PrivacyStatement, stepwise, strict, tell
+from fairpate.types import FloatArray, NotionName, PrivacyStatement, stepwise, strict, tell
 from student.card import read_card as read_student_card
 
 if TYPE_CHECKING:
-    from fairpate.run.compare import Comparison
+    from fairpate.run.sweep import SweepFolder
     from student.student import Student
 
 
@@ -122,16 +122,19 @@ _MOST_POINTS = 1000  # a picture of more takes seconds, each time that it is sho
 _MOST_PANELS = 12
 
 
-def comparison_html(comparison: Comparison) -> str:
-    """Return the HTML by which a notebook displays a comparison of methods. It has one finding in words per data
-    set and privacy class, and a figure of one data set. Only results that may be published are included."""
+def comparison_html(folder: SweepFolder, rows: Sequence[Row], notion: NotionName) -> str:
+    """Return the HTML by which a notebook displays a comparison of methods: one finding in words per data set and
+    privacy class, and a figure of one data set.
+
+    ``rows``: the rows of the results table in ``folder`` that may be published. ``notion``: the notion of fairness that
+    comes first.
+    """
     # Not the report page itself, which would add a drawing library to the notebook.
-    folder, rows = comparison.folder, comparison.rows
     report = FrontierReport(
         title=folder.root.name,
         rows=rows,
         publish_unprotected=folder.publish_unprotected,
-        notion=comparison.notion,
+        notion=notion,
         looks=looks_of({row.method for row in rows}),
     )
     points = report.points()

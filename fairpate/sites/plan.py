@@ -423,7 +423,8 @@ def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> 
 
     ``has_private`` is False for the coordinator, which has no private records.
     """
-    from fairpate.data.embedding import embedded, read_embedding
+    from fairpate.data.embedding import read_embedding
+    from fairpate.data.features import embedded
     from fairpate.data.registry import load_at_site
 
     if (None if embedding is None else hashlib.sha256(embedding).hexdigest()) != plan.embedding:

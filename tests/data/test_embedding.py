@@ -11,7 +11,8 @@ import fairpate.data.embedding
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import load_data
 from fairpate.data.dataset import DataError
-from fairpate.data.embedding import Components, Embedding, embedded
+from fairpate.data.embedding import Components, Embedding
+from fairpate.data.features import embedded
 
 
 def table(rows: int = 400, seed: int = 0) -> torch.Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fairpate.data.embedding import feature_names
+from fairpate.data.features import feature_names
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, angles, oriented_gradients
 
 

@@ -21,7 +21,7 @@ import student.student
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, embedding, load_data
 from fairpate.data.dataset import Split
-from fairpate.data.embedding import embedded
+from fairpate.data.features import embedded, feature_names
 from fairpate.run import publication
 from student.student import load_student
 
@@ -220,7 +220,7 @@ def test_pictures_go_through_the_embedding_inside_the_graph(fairpate, visits, tm
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (embedding.feature_names(), "oriented gradients"),
+        (feature_names(), "oriented gradients"),
         (("my_pictures:edges 0", "my_pictures:edges 1"), "what my_pictures:edges gives for a picture, which is code"),
         (("age", "weight"), "features in the order of the data set"),
     ],

@@ -17,7 +17,7 @@ import torch
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import DataSettingsError, shortened_by_person
-from fairpate.data.embedding import completed_pool, embedded
+from fairpate.data.features import completed_pool, embedded
 from fairpate.data.tables import even_records
 from fairpate.methods.base import Method, Training, configured, resolved
 from fairpate.methods.record_votes import UNITS, WeightedBallot
