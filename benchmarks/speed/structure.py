@@ -4,7 +4,7 @@
 
 Counts the four packages (``fairpate``, ``aggregator``, ``teachers``, ``student``). An *importer* of a module is another
 module that imports it anywhere, in a function or for type checkers alike. A *circle* is a group of modules that
-import each other, function-level imports included, those for type checkers left out. *Header* lines are a module's
+import each other, imports inside functions and those for type checkers included. *Header* lines are a module's
 docstring and imports before its first statement. *Code* lines are neither blank, comment nor docstring. *Fields* are
 the settings that a user may give for one method, in all its sections.
 """
@@ -183,7 +183,7 @@ def measures(root: Path) -> dict[str, str]:
     stems = Counter(name.rpartition(".")[2] for name, module in modules.items() if module.path.stem != "__init__")
     classes = Counter(n.name for m in modules.values() for n in ast.walk(m.tree) if isinstance(n, ast.ClassDef))
     header = sum(module.header() for module in modules.values())
-    later = circles(reached, kinds={"first", "later"})
+    later = circles(reached, kinds={"first", "later", "types"})
     return {
         "modules": str(len(modules)),
         "modules with one importer": str(sum(importers[name] == 1 for name in modules)),
@@ -195,7 +195,7 @@ def measures(root: Path) -> dict[str, str]:
         "length of a function: median, 95th percentile, longest": (
             f"{statistics.median(lengths):.0f}, {lengths[int(0.95 * len(lengths))]}, {lengths[-1]}"
         ),
-        "circles of imports, function-level ones included": str(len(later)),
+        "circles of imports, those for type checkers included": str(len(later)),
         "module names that occur twice": str(sum(count > 1 for count in stems.values())),
         "class names that occur twice": str(sum(count > 1 for count in classes.values())),
         "fields of a configuration, most": most_fields(root),

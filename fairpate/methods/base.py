@@ -57,7 +57,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSou
 from fairpate.privacy.mechanism_events import VoteTables
 from fairpate.releases.arrays import Released, read_release, require_same_settings
 from fairpate.releases.directory import RunDirectory, RunFolderError
-from fairpate.releases.log import ReleaseLog
+from fairpate.releases.meter import Charging
 from fairpate.terminal import Reporter
 from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, stream_seed, torch
 
@@ -289,6 +289,22 @@ class Watch(Protocol):
         scaled to, the most that one unit may add."""
 
 
+class RunLog(Charging, Protocol):
+    """All that a method may ask of its run: to charge and store its releases, as
+    :class:`fairpate.releases.log.ReleaseLog` does."""
+
+    def admit(self, events: Sequence[Event], *, noise: str) -> None:
+        """Check all ``events`` of the run against the operator's limits, and fix them as its plan."""
+
+    def reserve(self, events: Sequence[Event], *, noise: str) -> None:
+        """Charge the ``events`` of a release durably, before its noise is drawn."""
+
+    def step(
+        self, draw: Callable[[], Released], *, settings: dict[str, Any], pool: str, noise: str, name: str = ""
+    ) -> Released:
+        """Return the stored release or else what ``draw`` returns, which is charged and stored."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """The inputs of :meth:`Method.train`: data set, initial model, run directory, reporter of progress, and seed.
@@ -303,7 +319,7 @@ class Training:
     run: RunDirectory
     reporter: Reporter
     seed: int
-    log: ReleaseLog | None = None
+    log: RunLog | None = None
     noisy_sum: NoisySum | None = None
     watch: Watch | None = None
 
@@ -749,15 +765,6 @@ class PrivateMethod(Method):
                 f"target.relation: {self.method} protects a sensitive attribute, so the relation must be replace one, "
                 f"got {self.target.relation!r}; leave it out."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenRun(Training):
-    """A run whose folder this process has locked, with everything that the stages of the run read: data, settings and
-    release log."""
-
-    config: Method
-    log: ReleaseLog
 
 
 class ReleasingMethod(PrivateMethod):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from aggregator.ledger import Ledger, LedgerState, LedgerTerms
 from aggregator.session import queries_that_fit
@@ -12,13 +13,30 @@ from aggregator.store import LedgerError
 from fairpate.privacy import mechanism_events
 from fairpate.privacy.accountant import Event
 from fairpate.releases.directory import RunDirectoryError
-from fairpate.releases.log import ReleaseLog
-from fairpate.releases.odometer import LimitReachedError
+from fairpate.releases.odometer import LimitReachedError, Release
 from fairpate.types import Unit
 
 # Most queries that are charged in advance: a ledger may take them without writing to the odometer again, and a crash
 # charges at most this number too many.
 _BLOCK = 256
+
+
+class Charging(Protocol):
+    """Charges a run to the operator's odometer, as :class:`fairpate.releases.log.ReleaseLog` does."""
+
+    def record(
+        self,
+        events: Sequence[Event],
+        *,
+        noise: str,
+        num_queries: int | None = None,
+        plan: Sequence[Event] | None = None,
+        enforce: bool = True,
+    ) -> None:
+        """Charge the privacy ``events`` of everything that the run released or is about to release."""
+
+    def stored(self) -> Release | None:
+        """Return what was charged for this run so far; None if nothing was."""
 
 
 @dataclass(eq=False)
@@ -34,7 +52,7 @@ class LedgerMeter:
     privacy events that a run fixed before its first query; empty for a service, whose callers choose the queries.
     """
 
-    log: ReleaseLog
+    log: Charging
     terms: LedgerTerms
     unit: Unit = field(default="record", kw_only=True)
     planned: int = field(default=0, kw_only=True)

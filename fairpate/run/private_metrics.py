@@ -47,7 +47,7 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
 from fairpate.fairness.rates import Events
-from fairpate.methods.base import Method, NoisySum, OpenRun, Price, Stream
+from fairpate.methods.base import Method, NoisySum, Price, Stream
 from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, buffered, sample_discrete_gaussian
@@ -57,6 +57,7 @@ from fairpate.releases.directory import RunDirectory
 from fairpate.releases.log import MetricsFolder, ReleaseLog, read_receipt
 from fairpate.report import metrics
 from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
+from fairpate.run.opened import OpenRun
 from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement, stream_seed
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from fairpate.data.embedding import save_embedding
 from fairpate.data.overlap import require_apart
 from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
-from fairpate.methods.base import Method, OpenRun, ReleasingMethod, Trained, Training
+from fairpate.methods.base import Method, ReleasingMethod, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import Labels, VotingMethod
 from fairpate.pages import percent
@@ -52,6 +52,7 @@ from fairpate.run.checks import check_data, check_model_files
 from fairpate.run.folder import as_trained, create_run_directory, record_data
 from fairpate.run.forecast import cautions, known_beforehand, unheard
 from fairpate.run.model import initial_model, post_process, student_card, with_pinned_weights
+from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import assess, assess_privately, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.spending import announce_delta, announce_spending, planned_cost

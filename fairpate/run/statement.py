@@ -10,13 +10,14 @@ from fairpate import types
 from fairpate.data import REGISTRY, Dataset
 from fairpate.data.registry import compared_on
 from fairpate.methods import base
-from fairpate.methods.base import Method, OpenRun, Trained
+from fairpate.methods.base import Method, Trained
 from fairpate.pages import delta_caution
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.releases.arrays import read_release
 from fairpate.releases.directory import write_json
 from fairpate.releases.odometer import Standing, standing_remarks
+from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import stated_tables, table_event
 from fairpate.types import REMARKS, PrivacyStatement, strict
 

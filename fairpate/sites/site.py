@@ -50,10 +50,11 @@ from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
     from fairpate.data import Dataset
-    from fairpate.methods.base import NoisySum, OpenRun, Price
+    from fairpate.methods.base import NoisySum, Price
     from fairpate.privacy.accountant import Event
     from fairpate.releases.directory import RunDirectory
     from fairpate.releases.log import ReleaseLog
+    from fairpate.run.opened import OpenRun
     from student.student import Student
 
 # Short at first, since most lists close at once; then longer, since a wait may take hours.
