@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start hundreds of processes: without bytecode each would compile the package, and each worker every test, anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint types docs bench clean
+.PHONY: demo test test-all stored lint types docs bench clean
 
 demo: .venv/.installed ## install, then compare private methods on an embedded table of loans
 	$(BIN)/fairpate demo
@@ -23,6 +23,10 @@ test: .venv/.installed-dev ## install, then run every test but the slow campaign
 # Four: slow tests wait for services and clusters.
 test-all: .venv/.installed-dev ## the same with the campaigns
 	$(PYTEST) 4
+
+stored: .venv/.installed-dev ## write what is stored of a new method: typed parameters, and results from fixed seeds
+	$(BIN)/python tests/contracts/typed_sections.py
+	$(BIN)/python tests/contracts/fixed_results.py
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

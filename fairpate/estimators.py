@@ -29,7 +29,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,7 @@ from fairpate.methods.base import (
     kind_of_teachers,
     price,
 )
+from fairpate.methods.sections import Sections, Setting
 from fairpate.pages import delta_caution, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
@@ -605,28 +606,18 @@ def _delta_caution(config: Method, dataset: Dataset) -> str:
 Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
 
 
-_Setting = Mapping[str, Any] | Section | None
-
-
-class Parameters(TypedDict, total=False):
+class Parameters(Sections, total=False):
     """The parameters of :class:`FairClassifier` for all methods of this package together, for type checkers and
-    editors.
+    editors: those that are not sections of a configuration, and the sections.
 
     A single method accepts only those that are sections of its own configuration (`fairpate methods NAME`).
     """
 
     epsilon: float | None
     delta: float | None
-    model: str | _Setting
-    idp3: _Setting
-    calibration: _Setting
-    target: _Setting
-    student: _Setting
-    training: _Setting
-    backbone: _Setting
-    augment: _Setting
-    public_data: _Setting
-    evaluation: _Setting
+    model: str | Setting
+    idp3: Setting
+    calibration: Setting
     noise: Literal["os_entropy", "seeded"]
     embedding: str | Mapping[str, Any] | None
     declaration: str | Mapping[str, Any] | None
@@ -638,30 +629,7 @@ class Parameters(TypedDict, total=False):
     progress: bool
     random_state: Any
     folder: Path | str | None
-    ray: _Setting
-    storage: _Setting
-    teachers: _Setting
-    teacher_votes: _Setting
-    thresholds: _Setting
-    aggregator: _Setting
-    pate_s_in: _Setting
-    sf_pate: _Setting
-    f_ld: _Setting
-    private_knn: _Setting
-    record_votes: _Setting
-    weighted_votes: _Setting
-    residual_votes: _Setting
-    ada_ssp: _Setting
-    sgd: _Setting
-    dp_sgd: _Setting
-    fair_dp_sgd: _Setting
-    dp_fermi: _Setting
-    covariance_constraint: _Setting
-    pf_ld: _Setting
-    raco_dp: _Setting
-    dp_postprocessing: _Setting
-    dp_oracle_learner: _Setting
-    randomised_response: _Setting
+    storage: str | None
 
 
 _NO_BETTER = "FairClassifier: on its own training records {} is right {:.1%} of the time, and always {!r} {:.1%}."

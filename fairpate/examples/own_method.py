@@ -12,9 +12,7 @@ an L1 norm of 1, and a count of 1 to the row of its class, so one record changes
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
-from torch.nn import functional
 
 from fairpate.config import ConfigError, Positive, Section
 from fairpate.methods.base import PrivateMethod, Trained, Training
@@ -25,7 +23,7 @@ from fairpate.privacy.laplace import add_laplace
 class ClassMeansConfig(Section):
     """The settings of the released table of sums and counts."""
 
-    min_count: Positive = Field(5.0, description="Least number of records that a class counts as: public.")
+    least_count: Positive = Field(5.0, description="Least number of records that a class counts as: public.")
 
 
 class ClassMeans(PrivateMethod):
@@ -33,8 +31,10 @@ class ClassMeans(PrivateMethod):
 
     title: ClassVar[str] = "Noisy class means"
     paper: ClassVar[str] = "Dwork, McSherry, Nissim and Smith 2006"
+    family: ClassVar[str] = "records"
+    colour: ClassVar[int] = 6
 
-    method: str = "own_method:ClassMeans"
+    method: str = "class_means"
     class_means: ClassMeansConfig = ClassMeansConfig()
 
     def check(self) -> None:
@@ -44,6 +44,10 @@ class ClassMeans(PrivateMethod):
 
     def train(self, training: Training) -> Trained:
         """Release the noisy table, and return the model with a last layer computed from it."""
+        # Not at the top: listing methods and reading a configuration import every method, and need no torch.
+        import torch
+        from torch.nn import functional
+
         private, model = training.dataset.private, training.model
         with torch.no_grad():
             # In float64, so that no sum is off by more than add_laplace allows for.
@@ -52,7 +56,7 @@ class ClassMeans(PrivateMethod):
             table_CF = member_NC.T @ functional.pad(features_NF, (0, 1), value=1.0)
             noisy = add_laplace(table_CF, l1_sensitivity=2, epsilon=self.target.epsilon, source=self.source)
             noisy_CF = torch.from_numpy(noisy)
-            means_CF = noisy_CF[:, :-1] / noisy_CF[:, -1:].clamp(min=self.class_means.min_count)
+            means_CF = noisy_CF[:, :-1] / noisy_CF[:, -1:].clamp(min=self.class_means.least_count)
             model[-1].weight.copy_(means_CF)  # type: ignore[index]
             model[-1].bias.copy_(-means_CF.square().sum(dim=1) / 2)  # type: ignore[index]
         event = LaplaceReleases(count=1, epsilon=self.target.epsilon, unit="record", relation="add or remove one")

@@ -21,12 +21,12 @@ def in_the_working_directory(tmp_path):
 
 
 def test_it_runs_is_priced_and_is_opened_like_any_other(fairpate):
-    chosen = ("--epsilon", 3, "--set", "class_means.min_count=10", "--set", "noise=seeded")
+    chosen = ("--epsilon", 3, "--set", "class_means.least_count=10", "--set", "noise=seeded")
     code, output, errors = fairpate("run", "--method", NAME, *chosen, "--out", "run")
     assert code == 0, errors
     assert f"{NAME} on color_digits" in output
     run, config = open_run_directory(Path("run"))
-    assert (config.method, config.class_means.min_count) == (NAME, 10)
+    assert (config.method, config.class_means.least_count) == (NAME, 10)
     statement = read_statement(run)
     assert (statement.method, statement.unit, statement.noise) == (NAME, "record", "seeded: not private")
     assert statement.epsilon == pytest.approx(3, abs=1e-3)
@@ -45,10 +45,10 @@ def test_its_fields_are_shown_and_checked(fairpate, monkeypatch):
     code, output, _ = fairpate("methods", NAME)
     assert code == 0
     assert "Dwork, McSherry, Nissim and Smith 2006" in output
-    assert "class_means.min_count" in output
+    assert "class_means.least_count" in output
     for setting, words in (
-        ("class_means.min_count=0", "class_means.min_count: expected > 0, got 0."),
-        ("class_means.min=1", "class_means.min: unknown field"),
+        ("class_means.least_count=0", "class_means.least_count: expected > 0, got 0."),
+        ("class_means.least=1", "class_means.least: unknown field"),
         ("target.relation=replace one", "target.relation: expected add or remove one"),
         ("teachers.num_teachers=9", f"teachers.num_teachers: {NAME} does not read it"),
     ):
