@@ -48,8 +48,11 @@ LESS_NOISE = 2 / 3
 
 
 _ALIKE_PLACES = 400  # of one release, which are compared with one another; all are looked at by themselves
-_FAR = (0.25, 2.0, 3.0)
+_FAR = (0.25, 2.0, 3.0, 4.0)
 """Distances from 0, in standard deviations, beyond which noise is counted: one for each way to lose its shape."""
+_NEAR_SHAPE = 0.005  # of a probability; rounding and the approximations of scores move a distribution by less
+_LAPLACE_APART = 0.0618  # the largest difference of a probability between a Laplace and a Gaussian variable
+_MOST_SORTED = 1_000_000  # numbers whose distribution is looked at
 _FINE = 10.0  # wider discrete noise is Gaussian up to less than its rounding
 _COARSE = 64  # numbers, of which some are odd but with a probability of 2^-64
 
@@ -359,14 +362,17 @@ class NoiseTest:
     """A test of how noise is drawn, of which :class:`NoiseSeen` tests how much there is.
 
     ``what`` names the test. ``value`` is what was seen, at the worst place or of the worst pair of places. ``p_value``
-    bounds the probability that any of them is as bad in a correct release.
+    bounds the probability that any of them is as bad in a correct release. ``num``: of a distribution, the numbers that
+    were looked at.
 
     - "place": the root mean square of one number's noise, over all draws.
     - "shift": the mean of one number's noise over all draws, in standard deviations of such a mean. It is far from 0 if
       all draws have the same noise.
     - "shape": the share of numbers whose noise is far from 0, over the share that should be.
+    - "distribution": the largest difference between the probabilities of the noise and those of the claimed
+      distribution. Noise of another shape (Laplace instead of Gaussian) may have the right mean square.
     - "pair": the share of draws in which the noise of two numbers has the same sign, or the opposite one.
-    - "draws": the same of two draws and all their numbers.
+    - "draws": the same of two draws and all their numbers, or of all draws that are equally many draws apart.
     - "distance": the same of all pairs of numbers at one distance, or at one place of two releases, over all draws.
     - "grid": a whole number above 1 that divides the noise of all numbers.
     - "samples": the variance of how often a canary is sampled, over that of Poisson samples.
@@ -377,10 +383,17 @@ class NoiseTest:
     what: str
     value: float
     p_value: float
+    num: int = 0
 
     def is_off(self, confidence: float) -> bool:
         """Return whether a correct release would show this with a probability below 1 - ``confidence``."""
         return self.p_value < 1 - confidence
+
+    def sees_shape(self, confidence: float) -> bool:
+        """Return whether so many numbers show in nine of ten audits, at this confidence, that noise is Laplace noise of
+        the right mean square instead of Gaussian noise, or the other way round."""
+        apart = _LAPLACE_APART - _NEAR_SHAPE - math.sqrt(math.log(2 / (1 - confidence)) / 2 / max(self.num, 1))
+        return self.what == "distribution" and apart > _quantile(0.9) / 2 / math.sqrt(max(self.num, 1))
 
 
 def normal_scores(noise: npt.ArrayLike, stddev: float, *, laplace: bool = False) -> FloatArray:
@@ -425,7 +438,9 @@ def noise_tests(scores: Sequence[FloatArray]) -> list[tuple[NoiseTest, ...]]:
         kept = np.sort(np.random.default_rng(places).permutation(places)[:_ALIKE_PLACES])
         signs.append(np.sign(np.nan_to_num(score_RP[:, kept])).astype(np.float32))
     return [
-        () if not score_RP.size else (*_by_place(score_RP), _shape(score_RP), *_alike(signs, number))
+        ()
+        if not score_RP.size
+        else (*_by_place(score_RP), _shape(score_RP), _distribution(score_RP), *_alike(signs, number))
         for number, score_RP in enumerate(scores)
     ]
 
@@ -467,8 +482,24 @@ def _shape(score_RP: FloatArray) -> NoiseTest:
     return NoiseTest(what="shape", value=value, p_value=min(1.0, len(_FAR) * least))
 
 
+def _distribution(score_RP: FloatArray) -> NoiseTest:
+    """Return the test whether the scores are those of a normal variable, of the spread that is seen where it is above
+    1: by the largest difference of their distribution function, which exceeds d in at most 2 exp(-2 n d^2) of samples
+    of n (Massart 1990; with a spread that is seen, more rarely)."""
+    seen = score_RP[~np.isnan(score_RP)]
+    if len(seen) > _MOST_SORTED:
+        seen = np.random.default_rng().choice(seen, _MOST_SORTED, replace=False)
+    # More noise than stated is no fault.
+    num, spread = len(seen), max(1.0, math.sqrt(float((seen**2).mean()))) if len(seen) else 1.0
+    chance = scipy.special.ndtr(np.sort(seen) / spread)
+    at = np.arange(num + 1) / max(num, 1)
+    value = float(max((at[1:] - chance).max(initial=0), (chance - at[:-1]).max(initial=0)))
+    p_value = min(1.0, 2 * math.exp(-2 * num * max(0.0, value - _NEAR_SHAPE) ** 2))
+    return NoiseTest(what="distribution", value=value, p_value=p_value, num=num)
+
+
 def _alike(signs: Sequence[FloatArray], number: int) -> tuple[NoiseTest, NoiseTest, NoiseTest]:
-    """Return the tests whether the noise of two numbers, of two draws, or of all numbers at a distance goes
+    """Return the tests whether the noise of two numbers, of two draws, or of all numbers or draws at a distance goes
     together."""
 
     def worst(agree: FloatArray, count: FloatArray, what: str) -> NoiseTest:
@@ -495,11 +526,16 @@ def _alike(signs: Sequence[FloatArray], number: int) -> tuple[NoiseTest, NoiseTe
     products = [each * own_RP for each in before if each.shape == own_RP.shape]
     sums = np.hstack([_at_distances(own_RP), *(each.sum() for each in products)])
     counts = np.hstack([_at_distances(np.abs(own_RP)), *(np.abs(each).sum() for each in products)])
+    # Draws have too few numbers to show by two of them that a training uses its noise in several steps.
+    of_draws, of_numbers = (
+        np.concatenate([each.ravel(), _at_distances(of.T)])
+        for each, of in ((of_draws, own_RP), (of_numbers, np.abs(own_RP)))
+    )
     return worst(agree, count, "pair"), worst(of_draws, of_numbers, "draws"), worst(sums, counts, "distance")
 
 
 def _at_distances(values_RP: FloatArray) -> FloatArray:
-    """Return the sum of the products of all numbers of a draw that are 1, 2, ... places apart, over all draws."""
+    """Return the sum of the products of all numbers of a row that are 1, 2, ... places apart, over all rows."""
     size = values_RP.shape[1]
     spectrum = np.abs(np.fft.rfft(values_RP, 2 * size, axis=1)) ** 2
     found: FloatArray = np.rint(np.fft.irfft(spectrum.sum(axis=0), 2 * size))[1:size]

@@ -706,6 +706,12 @@ class SingleRelease:
     tests: tuple[NoiseTest, ...] = ()
     reach: float | None = None
 
+    def sees_shape(self, confidence: float) -> bool:
+        """Return whether the audit would find noise of another shape, such as Laplace instead of Gaussian noise. Where
+        only answers are released, they do not show it."""
+        shows_numbers = any(seen.what == "noise" for seen in self.noise)
+        return shows_numbers and any(test.sees_shape(confidence) for test in self.tests)
+
     @property
     def num_tests(self) -> int:
         """The number of tests of this release by itself, among which an audit divides its level."""
@@ -762,9 +768,11 @@ class SingleRelease:
                     "shift": f"at one place the mean of its noise is {value} standard deviations from 0, as if it were "
                     "drawn once for all releases, or known.",
                     "shape": f"only {share} of the numbers that should be have noise this far from 0.",
+                    "distribution": f"its noise is not distributed as stated: a probability is {share} apart.",
                     "pair": f"two of its numbers, or one of it and one of another release, have the same noise: their "
                     f"signs go together in {share} of draws.",
-                    "draws": f"two draws have the same noise: the signs of {share} of their numbers go together.",
+                    "draws": f"two draws, or all draws that are equally far apart, have the same noise: the signs of "
+                    f"{share} of their numbers go together.",
                     "distance": f"its numbers do not have noise of their own: the signs of {share} of those at one "
                     "distance, or of those of two releases, go together.",
                     "grid": f"all of its noise is divisible by {test.value:.0f}, so that the rest of a released number "
@@ -824,6 +832,7 @@ class AuditedRelease:
     ``part``: the records that the release reads, ``private`` or ``test``. ``planned``: the median result that an ideal
     attack would have. ``found``: the result of this attack. ``control``: the attack's result on releases that have only
     the share ``control_noise`` of the noise, about half. ``canaries_each``: the number of canaries per release.
+    ``unseen``: faults that this attack cannot see, in words.
     """
 
     part: str
@@ -837,6 +846,7 @@ class AuditedRelease:
     found: AttackResult
     control: AttackResult
     singles: tuple[SingleRelease, ...]
+    unseen: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -916,10 +926,20 @@ class Audit:
         return [(single.name, *self.powers_of(single)) for step in self.releases for single in step.singles]
 
     @property
+    def unseen(self) -> tuple[str, ...]:
+        """The faults that this audit could not have found, in words: in the shape of noise, and those that the attacks
+        of its releases cannot see."""
+        each = self.each(SURE)
+        singles = [single for step in self.releases for single in step.singles]
+        shapes = [single.name for single in singles if not single.sees_shape(each)]
+        of_shape = [f"noise of another shape than stated, of the same size ({', '.join(shapes)})"] if shapes else []
+        return (*of_shape, *(words for step in self.releases for words in step.unseen))
+
+    @property
     def has_power(self) -> bool:
-        """True if the audit would find, in every release by itself, that a third of the noise is missing, and that a
-        unit counts twice, with a probability of 90 % or more."""
-        return all(min(less, twice) >= POWER for _, less, twice in self.powers())
+        """True if the audit attacked every release, and would find in each by itself, with a probability of 90 % or
+        more, that a third of the noise is missing, and that a unit counts twice."""
+        return not self.not_attacked and all(min(less, twice) >= POWER for _, less, twice in self.powers())
 
     @property
     def headline(self) -> str:
@@ -944,13 +964,14 @@ class Audit:
         without = [each for each in self.powers() if min(each[1:]) < POWER]
         if self.refuted:
             return "What the audit would have found does not matter here: it found a fault."
+        unseen = f" No power against {'; nor against '.join(self.unseen)}." if self.unseen else ""
         if not without:
             said = (
                 "Of each release by itself it would have found two thirds of the noise, and a unit that counts twice, "
                 f"in at least {percent(POWER, digits=0)} of audits."
             )
             missing = ", nor over ".join(self.not_attacked)
-            return said + (f" No power over {missing}: it did not attack this." if missing else "")
+            return (f"No power over {missing}: it did not attack this. {said}" if missing else said) + unseen
         listed = "; ".join(
             f"{name}: "
             + " and ".join(
@@ -962,7 +983,7 @@ class Audit:
         )
         return (
             f"No power: this audit could not have found every such fault ({listed}). Give more canaries; against some "
-            "methods no strong attack is known."
+            f"methods no strong attack is known.{unseen}"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -130,6 +130,7 @@ _FAR = 50.0  # of a logarithm of odds
 _MOST_NUMBERS = 4096  # of a parameter, whose noise is looked at
 _MOST_DRAWS, _MOST_PLACES = 1024, 1024  # steps and numbers of a step, whose noise is looked at one by one
 _SAMPLED, _MOST_ALONE = 60, 64  # expected samples with a canary that is alone, and trainings of it
+_SURE = 0.02  # a probability of the rarer answer; surer ones do not show their noise
 _STILL = 0.05  # standard deviations of the noise, within which weights move as released
 _MANY = 100  # steps or queries, whose sum is nearly normal
 _LEAST_SPREAD = 1e-4  # of a squared gain: a release without noise must not make all others count for nothing
@@ -195,7 +196,7 @@ class Shadows:
     ``events``: the accountant's privacy events of one release. ``releases``: its parts with noises of their own.
     ``is_gaussian``: the scores are normally distributed, or sums of many terms. ``is_pure``: the noise of the releases
     is Laplace. ``control_noise``: the share of the noise, 1 for the run itself. ``more``: by release, what all that was
-    played shows together.
+    played shows together. ``unseen``: faults that this attack cannot see, in words.
     """
 
     attack: str
@@ -207,6 +208,7 @@ class Shadows:
     is_pure: bool = False
     control_noise: float = 1.0
     more: Callable[[], Mapping[str, tuple[NoiseSeen | NoiseTest, ...]]] = dict
+    unseen: tuple[str, ...] = ()
 
 
 def audit_run(
@@ -262,7 +264,11 @@ def audit_run(
             words
             for words, is_covered in (
                 ("the choice of settings by validation records", "validation" in statement.part_events),
-                ("the noise that each site adds by itself, drawn here in one place", run.journal.exists()),
+                (
+                    "the noise that each site adds by itself (here it is drawn in one place, so that nobody notices a "
+                    "site whose noise is missing or known)",
+                    run.journal.exists(),
+                ),
             )
             if is_covered
         ),
@@ -421,6 +427,7 @@ def _attacked(
         found=joint["audit"],
         control=joint["control"],
         singles=tuple(singles),
+        unseen=shadows.unseen,
     )
 
 
@@ -1504,16 +1511,24 @@ def _votes(
     code_QM = generator.integers(2, size=(queries, num_canaries))
     votes_QC = np.zeros((queries, len(facts.label_names)), np.int64)
     rest = num_voters - num_canaries
-    half, of_threshold = -(-rest // 2), 0
-    at_check_Q = np.zeros(queries, np.bool_)
-    votes_QC[:, 0] = half
+    half = -(-rest // 2)
+    # Any two classes: a label shows the noise of no others.
+    first_Q = generator.integers(votes_QC.shape[1], size=queries)
+    second_Q = (first_Q + generator.integers(1, votes_QC.shape[1], size=queries)) % votes_QC.shape[1]
+    rows_Q, of_first_Q, of_second_Q = np.arange(queries), np.full(queries, half), np.full(queries, half)
     if has_check:
         of_threshold = min(rest, max(0, round(threshold) - num_canaries // 2))
-        at_check_Q = np.arange(queries) % 2 == 1
         # The others pass as surely as a vote may, by made-up teachers: more than the run has, if it takes them.
         half = max(half, of_threshold + round(3 * check_noise / share))
-        votes_QC[:, 0] = np.where(at_check_Q, of_threshold, half)
-    votes_QC[:, 1] = np.where(at_check_Q, rest - of_threshold, half)
+        at_check_Q, is_tied_Q = rows_Q % 2 == 1, rows_Q % 8 == 0
+        of_first_Q = np.where(at_check_Q | is_tied_Q, of_threshold, half)
+        # No canary's vote may change which class has the most.
+        behind = min(rest - of_threshold, max(0, of_threshold - num_canaries))
+        of_second_Q = np.where(at_check_Q, behind, of_first_Q)
+        # In one order, so that the queries show together whose noise the check has.
+        pair_2Q = np.stack([first_Q, second_Q])
+        first_Q, second_Q = np.where(is_tied_Q, np.sort(pair_2Q, axis=0), pair_2Q)
+    votes_QC[rows_Q, first_Q], votes_QC[rows_Q, second_Q] = of_first_Q, of_second_Q
     ids: Sequence[str] = [f"public-{number}" for number in range(queries)]
     if loaded is not None and not isinstance(config, TeacherVotes):
         # The run's own votes, without as many votes for the leading class as there are canaries.
@@ -1522,9 +1537,9 @@ def _votes(
         queries, leader_Q = len(votes_QC), votes_QC.argmax(axis=1)
         led_Q = np.arange(queries), leader_Q
         votes_QC[led_Q] = np.maximum(votes_QC[led_Q] - num_canaries, 0)
+        first_Q, second_Q = np.argsort(-votes_QC, axis=1, kind="stable")[:, :2].T
     code_QM, groups = code_QM[:queries], groups[:queries]
     sign_QM = 2 * code_QM - 1
-    first_Q, second_Q = np.argsort(-votes_QC, axis=1, kind="stable")[:, :2].T
     keys, rows_Q = [str(number) for number in range(queries)], np.arange(queries)
     # A gate only hides answers that are charged all the same.
     rule = GateRule(max_disparity=math.inf, min_count=1)
@@ -1620,7 +1635,8 @@ def _votes(
             of_labels = NoiseSeen.of_answers(is_other_Q[among_Q], chance_Q[among_Q], less_Q[among_Q])
             says_first_Q = np.where(exact_Q > 0, 1 - chance_Q, chance_Q)
             scores_Q = answer_scores(said_Q == first_Q, says_first_Q)
-            draws = [Drawn(scores_RP=np.where(among_Q, scores_Q, np.nan)[None])]
+            shows_Q = among_Q & (chance_Q > _SURE)
+            draws = [Drawn(scores_RP=np.where(shows_Q, scores_Q, np.nan)[None])]
         # With the canary's record, a teacher whose code is 1 votes for the second class.
         scores = [_coded(-lead_Q, sign_QM)]
         num_passed = max(int(passed_Q.sum()), 1)
@@ -1640,11 +1656,14 @@ def _votes(
             is_above_Q = ahead_Q >= 0
             against = [np.where(is_above_Q, 1 - each, each)[near_Q] for each in (chance_Q, less_Q)]
             noise.append((NoiseSeen.of_answers((passed_Q != is_above_Q)[near_Q], *against),))
-            draws.append(Drawn(scores_RP=answer_scores(passed_Q, chance_Q)[None]))
+            is_open_Q = np.minimum(chance_Q, 1 - chance_Q) > _SURE
+            draws.append(Drawn(scores_RP=np.where(is_open_Q, answer_scores(passed_Q, chance_Q), np.nan)[None]))
             of_known_Q = votes_QC[rows_Q, first_Q] + num_canaries / 2 - threshold + 0.5
             spread = math.hypot(check_noise, math.sqrt(crowd))
             chance_Q = scipy.special.ndtr(of_known_Q / spread)
-            slope_Q = scipy.stats.norm.pdf(of_known_Q / spread) / spread
+            # In a near tie a canary's vote may raise or lower the most votes: the attack leaves these queries out.
+            is_sided_Q = known_Q >= num_canaries
+            slope_Q = is_sided_Q * scipy.stats.norm.pdf(of_known_Q / spread) / spread
             weight_Q = slope_Q / np.maximum(chance_Q * (1 - chance_Q), 1e-9)
             scores.append(_coded(-(passed_Q - chance_Q) * weight_Q, sign_QM))
             gains.append(np.full(num_canaries, math.sqrt(float((slope_Q * weight_Q).sum()))))
@@ -1669,6 +1688,8 @@ def _votes(
         releases.append(table.claimed(facts, counted_of(nobody, np.ones(queries, np.bool_)), delta))
         attack += ", and likelihood ratio of the number in its cell of the table by score"
     is_gaussian = (counted and not has_check) or queries >= _MANY
+    # Of the run's own votes, few are near a tie and near the threshold at once.
+    hidden = has_check and not counted and loaded is not None
     return Shadows(
         attack=attack,
         events=drawn,
@@ -1677,6 +1698,7 @@ def _votes(
         play=play,
         is_gaussian=is_gaussian,
         control_noise=share,
+        unseen=("a label that is drawn with the noise of its own check",) if hidden else (),
     )
 
 

@@ -16,6 +16,7 @@ from fairpate.privacy.accountant import PoissonGaussians, epsilon
 from fairpate.privacy.audit import (
     Guesses,
     IdealAttack,
+    NoiseTest,
     Separation,
     answer_scores,
     epsilon_lower_bound,
@@ -258,7 +259,7 @@ def test_correct_noise_fails_a_test_of_how_it_is_drawn_as_rarely_as_stated(kind:
         # Gaussian itself, whatever the noise: over all runs, by an independent test.
         for test in noise_tests([own, other])[1]:
             found.setdefault(test.what, []).append(test.p_value)
-    assert set(found) == {"place", "shift", "shape", "pair", "draws", "distance"}
+    assert set(found) == {"place", "shift", "shape", "distribution", "pair", "draws", "distance"}
     for what, p_values in found.items():
         alarms = int((np.array(p_values) < level).sum())
         assert stats.binom.sf(alarms - 1, runs, level) > 1e-4, what
@@ -286,8 +287,30 @@ def test_each_fault_of_noise_is_found_by_its_own_test() -> None:
     wide = rng.normal(size=(200, 100))
     for cut in (np.sign(wide), np.rint(wide), rng.uniform(-1, 1, size=wide.shape) * math.sqrt(3), wide.clip(-2.5, 2.5)):
         assert "shape" in found(cut)
+    # Of another shape and the stated mean square, or wider; the last only far out, in one of 2,000 numbers.
+    laplace = rng.laplace(scale=math.sqrt(0.5), size=wide.shape)
+    assert "distribution" in found(laplace) and found(1.7 * laplace) == {"distribution"}
+    assert found(rng.normal(size=(1000, 500)).clip(-3.5, 3.5)) == {"shape"}
+    # Noise that a training draws once for three steps, or again in the same order: no two draws show it.
+    for order in (np.repeat(np.arange(100), 3), np.tile(np.arange(50), 6)):
+        assert found(rng.normal(size=(100, 2))[order]) >= {"draws"}
     # More noise than stated, and numbers that were not released, are no fault.
     assert found(2 * wide) == set() and found(np.where(rng.random(wide.shape) < 0.9, np.nan, wide)) == set()
+
+
+def test_a_distribution_is_said_to_be_seen_where_laplace_noise_is_found_in_nine_of_ten_audits() -> None:
+    rng, confidence = np.random.default_rng(7), 1 - 1e-4
+
+    def test_of(scores: np.ndarray) -> NoiseTest:
+        return next(test for test in noise_tests([scores])[0] if test.what == "distribution")
+
+    least = next(
+        num for num in range(100, 10_000, 100) if test_of(rng.normal(size=(20, num // 20))).sees_shape(confidence)
+    )
+    share = np.mean(
+        [test_of(rng.laplace(scale=math.sqrt(0.5), size=(20, least // 20))).is_off(confidence) for _ in range(60)]
+    )
+    assert 1000 < least < 4000 and share > 0.85
 
 
 def test_coarse_noise_and_samples_that_are_no_poisson_samples_are_found() -> None:

@@ -286,6 +286,53 @@ def one_noise_for_check_and_counts(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(OsEntropy, "words", words)
 
 
+def laplace_shaped(exact: Any, noisy: Any, stddev: float) -> Any:
+    drawn = np.random.default_rng().laplace(scale=stddev / math.sqrt(2), size=exact.shape)
+    return exact + np.rint(drawn).astype(np.int64)
+
+
+def even_shaped(exact: Any, noisy: Any, stddev: float) -> Any:
+    drawn = np.random.default_rng().uniform(-math.sqrt(3), math.sqrt(3), size=exact.shape)
+    return exact + np.rint(stddev * drawn).astype(np.int64)
+
+
+def laplace_steps(patched: pytest.MonkeyPatch) -> None:
+    def add_to(self: Any, sums: Any, stddev: float) -> None:
+        for each in sums:
+            each.add_(torch.from_numpy(np.random.default_rng().laplace(scale=stddev / 2**0.5, size=each.shape)))
+
+    patched.setattr(private_fit.GaussianNoise, "add_to", add_to)
+
+
+def matrices_reused(steps: float) -> Fault:
+    """A training draws the noise of its matrices once for this many steps."""
+
+    def fault(patched: pytest.MonkeyPatch) -> None:
+        whole = dp_fermi.MatrixGame.ascend
+
+        class Kept:
+            def __init__(self, noise: Any) -> None:
+                self.noise, self.drawn, self.uses = noise, torch.zeros(0), 0
+
+            def take(self, size: int) -> Any:
+                if self.uses % steps == 0:
+                    self.drawn = self.noise.take(size)
+                self.uses += 1
+                return self.drawn
+
+        kept: dict[Any, Kept] = {}
+
+        def ascend(self: Any, noise: Any, **how: Any) -> None:
+            if noise not in kept:
+                kept.clear()
+                kept[noise] = Kept(noise)
+            whole(self, kept[noise], **how)
+
+        patched.setattr(dp_fermi.MatrixGame, "ascend", ascend)
+
+    return fault
+
+
 def noise_on_all_parameters_but_one(patched: pytest.MonkeyPatch) -> None:
     whole = private_fit.GaussianNoise.add_to
     patched.setattr(private_fit.GaussianNoise, "add_to", lambda self, sums, stddev: whole(self, sums[:-1], stddev))
@@ -385,16 +432,22 @@ SHAPES: list[tuple[str, dict[str, Any], str, Fault, str]] = [
         sums_by(exact_column(7), "residuals 2"),
         "residuals 2: at one",
     ),
+    ("weighted_votes", {}, "Laplace instead of Gaussian", sums_by(laplace_shaped, "class"), "not distributed"),
+    ("weighted_votes", {}, "uniform instead of Gaussian", sums_by(even_shaped, "class"), "not distributed"),
     ("ada_ssp", {}, "one eigenvalue's noise", sums_by(same_in_every_release, "eigenvalue"), "least eigenvalue: at one"),
     ("record_votes", {}, "even noise", sums_by(even_noise, "prototype"), "divisible by 2"),
     ("record_votes", {"persons": True}, "persons by label", persons_shortened_by_label, "one unit adds 2.00"),
     ("pate", {}, "labels share their noise", votes_by(first_for_all, of_check=False), "answers: "),
     ("pate", {}, "checks share their noise", votes_by(first_for_all, of_check=True), "threshold checks: "),
     ("pate", COUNTED, "checks and counts share theirs", one_noise_for_check_and_counts, "answers: "),
+    ("pate", {}, "labels have the noise of their check", one_noise_for_check_and_counts, "answers: "),
     ("dp_sgd", {}, "no noise on one parameter", noise_on_all_parameters_but_one, "gradients: at one place"),
     ("dp_sgd", {}, "weights moved by exact sums", weights_moved_by_exact_sums, "weights move by something else"),
     ("dp_sgd", {}, "shuffled batches", shuffled_batches, "no Poisson samples"),
     ("dp_sgd", {}, "quiet records twice", quiet_records_twice, "gradients: one unit adds"),
+    ("dp_sgd", {}, "Laplace steps", laplace_steps, "gradients: its noise is not distributed"),
+    ("dp_fermi", {}, "matrices' noise used twice", matrices_reused(2), "matrices: two draws"),
+    ("dp_fermi", {}, "matrices' noise drawn once", matrices_reused(math.inf), "matrices: two draws"),
     ("raco_dp", {}, "one cell exact", one_cell_exact, "histograms: at one place"),
     ("raco_dp", {}, "one cell counts twice", second_cell_twice, "histograms: one unit adds 2.00"),
     (
@@ -439,7 +492,7 @@ def test_noise_that_hides_nothing_and_units_that_count_too_much_are_found(
 ) -> None:
     root = runs(method, **(SETTINGS.get(method, {}) | more))
     fault(monkeypatch)
-    minutes = 0.1 if method in ("dp_sgd", "raco_dp") else 60.0
+    minutes = 0.1 if method in ("dp_sgd", "raco_dp", "dp_fermi") else 60.0
     found = audited(
         root, wanted=lambda each: any(words in one for one in each.findings), num_canaries=5000, minutes=minutes
     )
@@ -738,6 +791,21 @@ def test_what_an_attack_does_not_see_has_no_power() -> None:
     weak = replace(audit, releases=(replace(step, singles=(blind,)),))
     assert not weak.has_power and weak.power_words.startswith("No power") and "release 0" in weak.power_words
     assert "No power" in audit_page(weak)
+
+
+def test_what_was_not_attacked_or_shows_too_little_is_said_in_one_sentence_each() -> None:
+    audit = simulated((0.5,), num_canaries=10_000)
+    (step,) = audit.releases
+    assert audit.has_power and audit.unseen == () and "No power" not in audit.power_words
+    skipped = replace(audit, not_attacked=("the noise of a site",))
+    assert not skipped.has_power and skipped.power_words.startswith("No power over the noise of a site: it did not")
+    few, hidden = simulated((0.5,)), replace(step, unseen=("a label with the noise of its check",))
+    for seen, words in (
+        (few, "noise of another shape than stated, of the same size (release 0)"),
+        (replace(audit, releases=(hidden,)), "a label with the noise of its check"),
+    ):
+        assert seen.has_power and seen.unseen == (words,) and f" No power against {words}." in audit_page(seen)
+    assert Audit.from_json(replace(audit, releases=(hidden,)).to_json()).unseen == hidden.unseen
 
 
 def test_a_control_further_apart_than_its_plan_and_too_long_a_canary_are_findings() -> None:
