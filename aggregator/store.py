@@ -192,10 +192,7 @@ def shown(place: Place) -> str:
 
 
 class Reader(Protocol):
-    """What reads a ledger, wherever it is stored: its ``header``, the last entry that was ``noted``, and its rows."""
-
-    header: Header
-    noted: Head
+    """Reads the entries of a ledger, wherever it is stored."""
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
         """Return at most ``most`` entries of the ledger after entry ``after``."""

@@ -5,16 +5,12 @@
     python benchmarks/papers/marks.py
 
 The first two write docs/results/marks.json and marks_parkinsons.json, the last reads them, prints two tables in
-Markdown, that of docs/results-published.md and that of the README, and writes fairpate/expected_accuracy.yaml, from
-which `fairpate run --dry-run` forecasts. ``tests/deploy/test_quoted_results.py`` holds that all are up to date.
+Markdown, that of docs/results-published.md and that of the README. ``tests/deploy/test_quoted_results.py`` holds that
+both are up to date.
 
 The loss is the best other method's accuracy minus the default's, seed by seed on the same division of the records,
 with its standard error. The best other method is the one of the highest mean over the seeds that it shares with the
 default, which is kind to it. The mark: a mean loss of at most .3 points or two standard errors, and never above 1.
-
-A forecast is the prediction interval of one more run, by Student's t over the seeds of a data set, method and epsilon:
-9 of 10 further runs lie there if accuracies are normal. No data set had a part in choosing that level or that form, so
-that leaving out each run in turn checks them on all (:func:`held_out`).
 """
 
 from __future__ import annotations
@@ -23,10 +19,8 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import measured
-from scipy.stats import t
 
 from fairpate.data import REGISTRY
 from fairpate.methods.base import resolved
@@ -150,56 +144,8 @@ def readme_table(marks: Sequence[Mark]) -> str:
     return "\n".join(lines)
 
 
-EXPECTED = Path(__file__).parents[2] / "fairpate" / "expected_accuracy.yaml"
-_HEAD = (
-    "# Accuracies between which 9 of 10 runs lie; written by benchmarks/papers/marks.py from docs/results/marks.json.\n"
-)
-_LEVEL, _FEWEST_RUNS = 0.9, 4
-
-
-def interval(accuracies: Sequence[float]) -> tuple[float, float]:
-    """The interval in which one more run lies, 9 times in 10."""
-    count = len(accuracies)
-    quantile = float(t.ppf((1 + _LEVEL) / 2, count - 1))
-    reach = quantile * statistics.stdev(accuracies) * math.sqrt(1 + 1 / count)
-    mean = statistics.fmean(accuracies)
-    return max(0.0, mean - reach), min(1.0, mean + reach)
-
-
-def held_out(cells: measured.Cells) -> dict[str, tuple[int, int]]:
-    """For each data set, how many runs lie in the interval of the other seeds, and how many there are."""
-    found: dict[str, tuple[int, int]] = {}
-    for name in cells:
-        runs, data = list(_by_seed(cells, name).values()), name.split("/")[0]
-        for place, left_out in enumerate(runs if len(runs) >= _FEWEST_RUNS else []):
-            low, high = interval(runs[:place] + runs[place + 1 :])
-            inside, count = found.get(data, (0, 0))
-            found[data] = inside + (low <= left_out <= high), count + 1
-    return found
-
-
-def expected(cells: measured.Cells) -> str:
-    """The file of intervals, by data set, method and epsilon."""
-    lines, data = [_HEAD.rstrip()], ""
-    of_method: dict[tuple[str, str], list[str]] = {}
-    for name in cells:
-        of, method, epsilon = name.split("/")
-        runs = list(_by_seed(cells, name).values())
-        if len(runs) >= _FEWEST_RUNS:
-            low, high = interval(runs)
-            entry = f"{epsilon.removeprefix('epsilon=')}: [{low:.3f}, {high:.3f}]"
-            of_method.setdefault((of, method), []).append(entry)
-    for (of, method), entries in of_method.items():
-        lines += [f"{of}:"] * (of != data) + [f"  {method}: {{{', '.join(entries)}}}"]
-        data = of
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
-    """Print both tables and the marks that are missed, and write the intervals."""
-    cells = measured.read(FILES[0])  # those of the other file are not the data set's own settings
-    EXPECTED.write_text(expected(cells), encoding="utf-8")
-    print(*(f"{data}: {inside} of {count}" for data, (inside, count) in held_out(cells).items()), sep=", ", end="\n\n")
+    """Print both tables and the marks that are missed."""
     marks = [mark for file in FILES for mark in marks_of(measured.read(file))]
     print(table(marks), readme_table(marks), sep="\n\n")
     missed = [mark for mark in marks if not mark.is_met]

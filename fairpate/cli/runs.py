@@ -144,7 +144,7 @@ def _dry_run(
     from fairpate.releases.directory import RunDirectory
     from fairpate.run.checks import check_data
     from fairpate.run.folder import check_run_directory, load_for
-    from fairpate.run.forecast import describe, forecast, measured_before, other_voters
+    from fairpate.run.forecast import describe, forecast, other_voters
     from fairpate.run.spending import planned_cost
     from fairpate.run.statement import public_units
 
@@ -170,7 +170,6 @@ def _dry_run(
         words = f"{config.method}, because no method was named and {why}"
         with waiting("voters"):
             found += other_voters(overrides, config.method)
-    found = measured_before(folder.root.parent, found, config.data.name)
     return Output(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found}
         | ({} if why is None else {"chosen_because": why})

@@ -15,7 +15,7 @@ A run warns before it spends anything if it cannot beat the most common class (:
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,13 @@ from rich.text import Text
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
-from fairpate.config import ConfigError, Override, read_yaml
+from fairpate.config import ConfigError, Override
 from fairpate.data import Dataset, entry_for, load_once
 from fairpate.data.dataset import DatasetEntry
 from fairpate.methods import base
 from fairpate.methods.base import Method, Price
 from fairpate.pages import at_most, counted, delta_text, epsilon_text, percent, question
-from fairpate.releases.directory import (
-    RunDirectory,
-    changed_fields,
-)
+from fairpate.releases.directory import RunDirectory
 from fairpate.report.records import WORDS
 from fairpate.run.spending import planned_cost
 from fairpate.terminal import listing
@@ -45,8 +42,8 @@ VOTERS: Mapping[str, str] = WORDS["voters"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunForecast:
-    """The forecast of a run of ``method``, which `fairpate run --dry-run` displays: the run's cost, the noise on its
-    labels, and the accuracy to expect.
+    """The forecast of a run of ``method``, which `fairpate run --dry-run` displays: the run's cost, and the noise on
+    its labels.
 
     ``epsilon``: the epsilon that the run would publish; None: no guarantee. ``votes``: the number of votes that decide
     a label. ``noise_stddev_votes``: the standard deviation of the noise on each count of votes. ``labels``: the number
@@ -54,8 +51,6 @@ class RunForecast:
     despite the noise 19 times in 20 (above 1: it cannot). ``votes``, ``noise_stddev_votes``, ``labels`` and
     ``lead_needed`` are None for a method that releases no labels, and if the number of private records is not public.
 
-    ``expected``: the range that contains the accuracy of 9 of 10 published runs (:func:`expected_accuracy`).
-    ``measured``: the accuracies of the user's earlier runs of the method on the data set at about this epsilon.
     ``caution``: why the model cannot be more accurate than always predicting the most common class. ``refused``: why
     this method cannot run; then all numbers are None.
     """
@@ -66,45 +61,21 @@ class RunForecast:
     noise_stddev_votes: float | None = None
     labels: int | None = None
     lead_needed: float | None = None
-    expected: tuple[float, float] | None = None
-    measured: tuple[float, ...] = ()
     caution: str | None = None
     refused: str | None = None
 
 
 def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecast:
     """Return the forecast of a run of ``config`` whose privacy cost is ``cost``. It is computed from public facts: the
-    public records of ``dataset``, its declaration, and published runs. Private records are not read."""
+    public records of ``dataset`` and its declaration. Private records are not read."""
     epsilon = None if cost is None else cost.epsilon
-    expected = expected_accuracy(config)
     (voting, majority), caution = known_beforehand(config, dataset), None
     if voting is None:
-        return RunForecast(method=config.method, epsilon=epsilon, expected=expected)
+        return RunForecast(method=config.method, epsilon=epsilon)
     if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
         caution = too_little_to_learn(voting, dataset.num_classes, majority)
     facts = {name: getattr(voting, name) for name in ("votes", "noise_stddev_votes", "labels", "lead_needed")}
-    return RunForecast(method=config.method, epsilon=epsilon, expected=expected, caution=caution, **facts)
-
-
-def expected_accuracy(config: Method) -> tuple[float, float] | None:
-    """Return the range that contains the accuracy of 9 of 10 published runs of ``config`` on its data set.
-
-    `benchmarks/papers/marks.py` computes the ranges, which are in expected_accuracy.yaml. Between two measured epsilons
-    the returned range covers the ranges of both. Return None if a setting is not at its default for the data set, if no
-    runs of the method on the data set were published, or if epsilon is outside the measured range.
-    """
-    epsilon = getattr(config.target, "epsilon", None)
-    published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
-    ranges: dict[float, tuple[float, float]] = published.get(config.data.name, {}).get(config.method, {})
-    if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
-        return None
-    usual = base.resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
-    changed = changed_fields(base.determining_values(config), base.determining_values(usual))
-    # A split by another seed is one more of those that the runs were spread over.
-    if changed.keys() - {"seed", "noise", "data.seed"}:
-        return None
-    near = [ranges[max(e for e in ranges if e <= epsilon)], ranges[min(e for e in ranges if e >= epsilon)]]
-    return min(low for low, _ in near), max(high for _, high in near)
+    return RunForecast(method=config.method, epsilon=epsilon, caution=caution, **facts)
 
 
 # Public labels; the share of the most common class among fewer is mostly chance.
@@ -174,25 +145,6 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
 
 
-_NEAR = 1.25  # factor between epsilons that count as about the same
-
-
-def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
-    """Return the forecasts ``found`` with the accuracies of earlier runs filled in. Earlier runs are the finished runs
-    in ``folder`` that have the forecast's method, the data set ``data`` and about the forecast's epsilon."""
-    accuracies: dict[str, list[tuple[float, float]]] = {}
-    for record in _records_in(folder).values():
-        epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
-        if record.get("data") == data and epsilon is not None and accuracy is not None:
-            accuracies.setdefault(record.get("method", ""), []).append((epsilon, accuracy))
-    filled = []
-    for each in found:
-        own, known = each.epsilon, accuracies.get(each.method, ())
-        near = [] if own is None else [share for other, share in known if max(other, own) <= _NEAR * min(other, own)]
-        filled.append(replace(each, measured=tuple(sorted(near))))
-    return filled
-
-
 def describe(
     data: str,
     cost: Price | None,
@@ -221,12 +173,7 @@ def describe(
             f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): its model improves the odds of a guess "
             f"{question(cost.unit, cost.relation)} by a factor of {factor} at most, but for delta."
         )
-    headings = ["epsilon", "votes a label", "noise", "lead needed", "labels"]
-    # Accuracy is forecast from published runs alone: how often a label survives its noise says little about how often
-    # voters are right.
-    is_expected, has_runs = (any(getattr(each, name) for each in found) for name in ("expected", "measured"))
-    headings += ["accuracy expected"] * is_expected + ["accuracy of earlier runs"] * has_runs
-    right = [Column(name, justify="right") for name in headings]
+    right = [Column(name, justify="right") for name in ("epsilon", "votes a label", "noise", "lead needed", "labels")]
     table = listing("method", "who votes", *right)
     for each in found:
         voters = VOTERS.get(each.method, "nobody" if each.votes is None and not each.refused else "teachers")
@@ -236,21 +183,12 @@ def describe(
         if each.votes is not None and each.lead_needed is not None:
             lead = percent(each.lead_needed) if each.lead_needed <= 1 else "never"
             numbers[1:] = [f"{each.votes:,}", f"{each.noise_stddev_votes:.3g}", lead, f"{each.labels:,}"]
-        if is_expected:
-            numbers.append("" if each.expected is None else " to ".join(map(percent, each.expected)))
-        if has_runs:
-            ends = dict.fromkeys(map(percent, (each.measured[0], each.measured[-1]) if each.measured else ()))
-            numbers.append(f"{' to '.join(ends)} ({counted(len(each.measured), 'run')})" if ends else "")
         table.add_row(each.method, voters, *numbers)
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
     if why is not None:
         notes.append(why)
-    notes.append("Nothing was trained, charged or written.")
-    notes.append(
-        "accuracy expected: 9 of 10 runs with these settings lie there, by published runs on this data set."
-        if is_expected
-        else "Accuracy is not forecast: no run on this data set with these settings was published."
-    )
+    # How often a label survives its noise says little about how often voters are right.
+    notes += ["Nothing was trained, charged or written.", "Accuracy is not forecast."]
     if any(each.votes is not None for each in found):
         notes.append(
             "lead needed: if a class leads by this share of the votes (of small teachers: on average over the queries, "

@@ -1,6 +1,5 @@
 """Numbers of docs/coverage.md are those of the files they link to; its commands parse and its configurations exist."""
 
-import math
 import re
 import shlex
 import sys
@@ -22,7 +21,6 @@ import significance  # noqa: E402
 from commands import PAGES, commands_of, compared  # noqa: E402
 
 from fairpate.methods.base import configured  # noqa: E402
-from fairpate.run.forecast import expected_accuracy  # noqa: E402
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
 COVERAGE = ROOT / "docs" / "coverage.md"
@@ -65,35 +63,6 @@ def test_the_default_and_its_rivals_are_quoted_as_they_were_measured() -> None:
     assert marks.readme_table(found) in (ROOT / "README.md").read_text(encoding="utf-8")
     met = sum(mark.is_met for mark in found)
     assert f"Met in {met} of {len(found)}" in (ROOT / "docs" / "results-published.md").read_text(encoding="utf-8")
-
-
-def test_forecasts_are_those_of_published_runs_which_lie_inside_when_they_are_left_out() -> None:
-    cells = measured.read("marks")
-    assert marks.expected(cells) == marks.EXPECTED.read_text(encoding="utf-8"), "python benchmarks/papers/marks.py"
-    found = marks.held_out(cells)
-    assert all(inside >= 0.8 * count for inside, count in found.values()), found
-    inside, count = map(sum, zip(*found.values(), strict=True))
-    said = f"{inside} of {count} published runs on {len(found)} data sets"
-    assert said in " ".join((ROOT / "docs" / "comparing.md").read_text(encoding="utf-8").split())
-
-
-def test_a_forecast_is_students_prediction_interval() -> None:
-    """Mean .8, deviation .01, five runs: 2.132 is Student's quantile at .95 with four degrees of freedom."""
-    runs = [0.8 + 0.01 * each for each in (-math.sqrt(2), 0, math.sqrt(2), 0, 0)]
-    reach = 2.132 * 0.01 * math.sqrt(6 / 5)
-    assert marks.interval(runs) == pytest.approx((0.8 - reach, 0.8 + reach), abs=1e-5)
-    assert marks.interval([0.99, 1, 0.98, 0.97])[1] == 1
-
-
-def test_published_runs_have_the_settings_that_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairpate.data.dataset.DatasetEntry.located", lambda *_: ())  # settings need no files
-    sweep = load_sweep(ROOT / "configs" / "published" / "marks.yaml", ["seeds=[0]"])
-    cells = cells_of(sweep, folder=ROOT)
-    text = marks.EXPECTED.read_text(encoding="utf-8")
-    forecast = [cell for cell in cells if f"\n{cell.config.data.name}:\n" in text]
-    assert forecast
-    missing = [cell.config for cell in forecast if expected_accuracy(cell.config) is None]
-    assert not missing, [f"{config.data.name}/{config.method}" for config in missing]
 
 
 def test_a_mark_is_met_within_three_tenths_of_a_point_or_two_standard_errors_below_a_point() -> None:

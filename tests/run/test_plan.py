@@ -1,6 +1,5 @@
 """`fairpate run --dry-run`: what it says a run would spend is what the run publishes, and it touches nothing."""
 
-import io
 import json
 import math
 import re
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from each_method import METHODS, config_of, load_two_labels
 from method_kinds import quick_and_slow
-from rich.console import Console
 
 from aggregator.mechanism import ConfidentGnmax
 from aggregator.session import queries_that_fit
@@ -20,7 +18,7 @@ from fairpate.methods.base import Method, price
 from fairpate.releases.directory import read_statement
 from fairpate.releases.odometer import Odometer
 from fairpate.run.compare import planned_spending
-from fairpate.run.forecast import VOTERS, RunForecast, describe, forecast, measured_before
+from fairpate.run.forecast import VOTERS, forecast
 from fairpate.run.spending import planned_cost, question_above
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
@@ -222,46 +220,6 @@ def test_a_finished_run_ends_with_what_it_spent(fairpate, tmp_path, monkeypatch)
     last = " ".join(output.splitlines()[-1].split())
     assert last.startswith("spent ε = 2.00 of each record; so far 2 releases at ε = 2.")
     assert last.endswith("per record, no limit")
-
-
-def test_accuracy_is_what_earlier_runs_measured_and_no_forecast(fairpate, tmp_path) -> None:
-    for number, (epsilon, accuracy, data) in enumerate([(1, 0.81, "adult"), (1.1, 0.83, "adult"), (3, 0.9, "adult")]):
-        place = tmp_path / f"runs/{number}/public/record.json"
-        place.parent.mkdir(parents=True)
-        record = {"method": "weighted_votes", "data": data, "epsilon": epsilon, "accuracy": accuracy}
-        place.write_text(json.dumps(record), encoding="utf-8")
-    found = [RunForecast(method="weighted_votes", epsilon=1.0), RunForecast(method="pate", epsilon=1.0)]
-    near, other = measured_before(tmp_path / "runs", found, "adult")
-    assert (near.measured, other.measured) == ((0.81, 0.83), ())
-    assert measured_before(tmp_path / "runs", found, "bank")[0].measured == ()
-    terminal = Console(width=200, file=io.StringIO())
-    terminal.print(describe("adult", None, None, [near, other]))
-    text = terminal.file.getvalue()
-    assert "81.0 % to 83.0 % (2 runs)" in text.replace("\N{NO-BREAK SPACE}", " "), text
-    assert "Accuracy is not forecast" in text
-
-
-@pytest.mark.slow
-def test_accuracy_is_forecast_from_published_runs_with_the_same_settings_alone(fairpate, tmp_path) -> None:
-    def expected(*words: str, method: str = "weighted_votes", data: Path | str = "color_digits") -> list[float] | None:
-        words = ("--method", method, "--data", str(data), "--epsilon", *words, "--dry-run", "--json")
-        code, output, errors = fairpate("run", *words)
-        assert code == 0, errors
-        (found,) = json.loads(output)["forecasts"]
-        return found["expected"]
-
-    (low, high), (lower, higher) = expected("1"), expected("2")
-    assert lower <= low < high <= higher <= 1  # between 1 and 3: the range of both
-    assert expected("1", "--set", "data.seed=7") == [low, high]
-    for other in (("0.05",), ("1", "--set", "weighted_votes.taught_share=0.5"), ("1", "--delta", "1e-6")):
-        assert expected(*other) is None, other
-    assert expected("1", method="private_knn") is None
-    # Records of one's own have no published run, under whichever name.
-    assert fairpate("new", "own")[0] == 0
-    declaration = tmp_path / "own" / "data.yaml"
-    text = declaration.read_text(encoding="utf-8")
-    declaration.write_text(text.replace("name: own", "name: color_digits"), encoding="utf-8")
-    assert expected("1", data=declaration) is None
 
 
 def test_a_dry_run_says_what_is_guaranteed(fairpate) -> None:
