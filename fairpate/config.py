@@ -3,8 +3,8 @@ Python.
 
 Every field documents its unit, range and special values. :func:`parse_config` refuses unknown fields and impossible
 values before any work starts, and lists all of them. Sections are frozen and mean the same in every method. A field is
-not read if another one makes it irrelevant (:func:`unread_because_of`), such as the hidden widths of an architecture
-without hidden layers; ``Method.unread`` lists these fields for one method.
+not read if another one makes it irrelevant, such as the hidden widths of an architecture without hidden layers: its
+section says so (:attr:`Section.disables`), and ``Method.unread`` lists these fields for one method.
 
 A sweep (`fairpate compare`) runs cells: combinations of method, data set, seed and grid values. Everything in its
 ``settings`` and ``grid`` is a field of some method. A cell starts from the configuration of `fairpate run`. The
@@ -23,12 +23,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import yaml
@@ -109,6 +108,11 @@ Refused = Mapping[str, Callable[[Any], Any]]
 """Refused combinations of fields: maps a message, in which ``{0.field}`` is a value, to the condition that refuses."""
 
 
+Disables = Mapping[tuple[str, Any], tuple[str, ...]]
+"""Fields of a section that are not read if another of its fields has a value, by that field and the value; ``...`` is
+any value except null."""
+
+
 class Section(BaseModel):
     """The base class of all sections of a configuration: frozen, and without unknown fields."""
 
@@ -117,6 +121,8 @@ class Section(BaseModel):
     refused: ClassVar[Refused] = {}
     short_forms: ClassVar[Mapping[str, str]] = {}
     """Keys that are accepted in addition to the fields, each with what is expected as its value."""
+    disables: ClassVar[Disables] = {}
+    """Fields of this section that are not read if another of its fields has a value; :func:`disabled` finds them."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -315,6 +321,11 @@ class LayersConfig(Section):
     }
 
     @property
+    def disables(self) -> Disables:  # type: ignore[override]
+        """The widths, of an architecture that has none to choose."""
+        return {} if self.name in ("mlp", "cnn") else {("name", self.name): ("hidden",)}
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The widths of the hidden layers: the value of ``hidden``, or its default for this architecture."""
         if self.hidden is not None:
@@ -342,6 +353,7 @@ class BackboneConfig(Section):
     weights: WeightsConfig | None = Field(None, description="File of initial weights; null: random weights.")
     trainable: Literal["all", "head"] = Field("all", description="`head`: the last layer only; needs weights.")
 
+    disables: ClassVar[Disables] = {("weights", None): ("trainable",)}
     refused: ClassVar[Refused] = {
         # The other layers would stay random.
         "Expected weights with trainable: head, got null; give a file, or leave it out.": lambda backbone: (
@@ -494,6 +506,8 @@ class DpfrConfig(Section):
     temperature: Positive = Field(1.0, description="Temperature of the predictions whose gaps are measured.")
     max_temperature: Positive = Field(0.1, description="Temperature of the soft maximum.")
 
+    disables: ClassVar[Disables] = {("maximum", "hardmax"): ("max_temperature",)}
+
 
 class PenaltyConfig(Section):
     """The settings of a regulariser in a student's loss that penalises demographic-parity gaps, computed on a separate
@@ -590,6 +604,7 @@ class EvaluationConfig(Section):
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )
 
+    disables: ClassVar[Disables] = {("metrics", kind): ("score_edges",) for kind in ("outside", "public")}
     refused: ClassVar[Refused] = {
         # With the ends of the score, so that no bin is empty for every record.
         "score_edges: expected ascending edges between 0 and 1, got {0.score_edges}.": lambda evaluation: any(
@@ -647,7 +662,7 @@ class TeachersConfig(ShardsConfig):
     fit: LoopConfig = LoopConfig()
 
     @property
-    def disables(self) -> dict[tuple[str, Any], tuple[str, ...]]:
+    def disables(self) -> Disables:  # type: ignore[override]
         """The settings of the other kind of model, which are not read."""
         return {("model", self.model): ("fit",) if self.model.name == "ridge" else ("ridge",)}
 
@@ -1154,6 +1169,10 @@ PLACES = (
 )
 
 
+# The seeds of a configuration: runs that differ in nothing else repeat one another.
+SEEDS = ("seed", "data.seed")
+
+
 def without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
     """Return a copy of the nested ``values`` without the dotted ``fields``; unknown fields are ignored."""
     # Sections that lose nothing are shared with ``values``: a sweep asks thousands of times.
@@ -1185,43 +1204,25 @@ def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-_NOT_OF_A_LABEL = ("demographic_parity", "equalized_odds")
-_UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
-    "max_temperature": ("maximum", ("hardmax",)),
-    "sharpness": ("constraint", ("accuracy_parity",)),
-    "positive_label": ("constraint", _NOT_OF_A_LABEL),
-    "label": ("constraint", _NOT_OF_A_LABEL),
-    "threshold_stddev_votes": ("threshold", (None,)),
-    "failure_probability": ("slack", (False,)),
-}
-"""Maps a field to another field of its section, and to the values of that field with which the first is not read."""
+def disabled(section: Any, prefix: str) -> dict[str, str]:
+    """Return the fields of ``section``, and of the sections in it, that another field disables
+    (:attr:`Section.disables`), each with the name of that field. ``prefix``: the dotted name of the section."""
+    found = {}
+    # Also what the sections disable that this one extends.
+    for kind in type(section).__mro__:
+        rules = vars(kind).get("disables", {})
+        for (cause, value), fields in (rules.fget(section) if isinstance(rules, property) else rules).items():
+            set_to = getattr(section, cause)
+            if set_to == value or (value is ... and set_to is not None):
+                found |= {f"{prefix}.{field}": f"{prefix}.{cause}" for field in fields}
+    for name, inner in vars(section).items():
+        if hasattr(type(inner), "disables"):
+            found |= disabled(inner, f"{prefix}.{name}")
+    return found
 
 
-def unread_because_of(
-    name: str, settings: Mapping[str, Any], unread: Mapping[str, str] = MappingProxyType({})
-) -> str | None:
-    """Return the name of the setting that disables the field ``name``; None if no setting disables it.
-
-    ``settings`` are the values of a configuration by dotted names. ``unread`` maps each field or section that the
-    method does not read to the setting that disables it.
-    """
-    for disabled, cause in unread.items():
-        # With a dot behind both, as the name of one field may begin that of another.
-        if f"{name}.".startswith(f"{disabled}."):
-            return cause
-    section, _, field = name.rpartition(".")
-    # Only these two have widths to choose.
-    if section.endswith("model") and field == "hidden" and settings.get(f"{section}.name") not in ("mlp", "cnn"):
-        return f"{section}.name"
-    if name in ("backbone.norm", "backbone.trainable"):
-        return None if any(other.startswith("backbone.weights.") for other in settings) else "backbone.weights"
-    other, values = _UNREAD_BESIDE.get(field, ("", ()))
-    # `...` and not None, which is one of the listed values.
-    if settings.get(beside := f"{section}.{other}", ...) in values:
-        return beside
-    rounds = "dp_oracle_learner.num_rounds"  # the paper derives it from the failure probability
-    if name == "dp_oracle_learner.failure_probability" and settings.get(rounds) is not None:
-        return rounds
-    method, self_label = settings.get("student.method"), settings.get("public_data.self_label")
-    is_unread = name == "student.confidence" and method == "supervised" and self_label is None
-    return "student.method" if is_unread else None
+def disabling(field: str, unread: Mapping[str, str]) -> str | None:
+    """Return the setting that disables ``field`` or its section, according to ``unread``, which maps disabled fields to
+    settings; None if none does."""
+    # With a dot behind both, as the name of one field may begin that of another.
+    return next((cause for name, cause in unread.items() if f"{field}.".startswith(f"{name}.")), None)

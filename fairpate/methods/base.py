@@ -592,16 +592,16 @@ class Method(Section):
         """The fields and sections that have no effect, because another setting disables them. They are mapped to the
         name of that setting, and digests of the configuration leave them out.
 
-        A section may list in ``disables`` which of its fields another field disables by its value; ``...`` is any value
-        except null.
+        A section lists in ``disables`` which of its fields another of its fields disables by its value. A method whose
+        setting disables a field of another section extends this property.
         """
         learns = self.has_student or self.public_data.self_label is not None
         unread = {} if learns else dict.fromkeys(configuration.LEARNING_FIELDS, "public_data.self_label")
+        if self.student.method == "supervised" and self.public_data.self_label is None:
+            unread.setdefault("student.confidence", "student.method")
         for name, section in self:
-            for (cause, value), fields in getattr(section, "disables", {}).items():
-                set_to = getattr(section, cause)
-                if set_to == value or (value is ... and set_to is not None):
-                    unread |= {f"{name}.{field}": f"{name}.{cause}" for field in fields}
+            if isinstance(section, Section):
+                unread |= configuration.disabled(section, name)
         return unread
 
     def check(self) -> None:
@@ -857,17 +857,7 @@ def determining_values(config: Method, values: dict[str, Any] | None = None) -> 
     ``values`` are plain values of a configuration; None: those of ``config``.
     """
     values = config.model_dump(mode="json") if values is None else values
-    kept = without(values, (*configuration.PLACES, *config.unread))
-    # Left out at their defaults, so that runs from before they could be set keep their digests.
-    if kept.get("evaluation") == configuration.EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
-        del kept["evaluation"]
-    elif kept.get("evaluation", {}).get("metrics") == "outside":
-        kept = without(kept, ("evaluation.metrics", "evaluation.score_edges"))
-    if kept["data"].get("split") is None:
-        kept = without(kept, ("data.split",))
-    if "keep" in (aggregator := kept.get("aggregator", {})) and not aggregator["keep"]:
-        kept = without(kept, ("aggregator.keep",))
-    return kept
+    return without(values, (*configuration.PLACES, *config.unread))
 
 
 def check_release_of(config: Method, source: Path) -> None:
@@ -896,8 +886,6 @@ def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
     return records | ({"groups": private.z} if groups else {}) | {"generator": training.generator(Stream.TRAINING)}
 
 
-Disables = Mapping[tuple[str, Any], tuple[str, ...]]
-"""Fields of a section that are not read if another of its fields has a value, by that field and the value."""
 Values = dict[str, Any]
 Names = tuple[str, ...]
 """The path of a field: the names of its sections, then its own name."""
@@ -971,9 +959,11 @@ def configured(
         # Each fault once, although both checks may find it.
         raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
     settings, disabled = configuration.flattened(config.model_dump(mode="json")), config.unread
+    reported = {fault.partition(":")[0] for fault in faults}
     for field, value in configuration.flattened(said).items():
-        cause = configuration.unread_because_of(field, settings, disabled)
-        if cause is not None and value is not None:
+        cause = configuration.disabling(field, disabled)
+        # A field that does not exist is not disabled too.
+        if cause is not None and value is not None and field not in reported:
             at = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
             faults.append(f"{field}: not read because of {cause}{at}; leave it out, or change {cause}.")
     if faults:

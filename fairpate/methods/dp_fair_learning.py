@@ -93,10 +93,19 @@ import scipy
 from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass as validated
 
-from fairpate.config import Count, FitConfig, NetworkConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
+from fairpate.config import (
+    Count,
+    Disables,
+    FitConfig,
+    NetworkConfig,
+    NotNegative,
+    Positive,
+    PrivacyTarget,
+    StudentConfig,
+)
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Disables, PrivateMethod, Trained, Training, arguments
+from fairpate.methods.base import PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_shares
 from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
@@ -151,6 +160,7 @@ class DpOracleLearnerConfig(ParityConfig):
     disables: ClassVar[Disables] = {
         ("release", "every_round"): ("feature_share",),
         ("rules", "by_group"): ("feature_share", "num_directions", "release"),
+        ("num_rounds", ...): ("failure_probability",),  # which the paper's formula for T reads
     }
 
 
@@ -626,6 +636,8 @@ class DpPostprocessingConfig(ParityConfig):
         description="Whether the constraints allow for noise in addition to max_gap; false is fairer, but without "
         "the paper's bound on the error.",
     )
+
+    disables: ClassVar[Disables] = {("slack", False): ("failure_probability",)}
 
 
 @dataclass(frozen=True, kw_only=True)

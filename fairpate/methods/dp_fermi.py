@@ -54,9 +54,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
+from fairpate.config import CountOrZero, Disables, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Disables, Stream, Trained, Training, Watch, noise_within
+from fairpate.methods.base import Stream, Trained, Training, Watch, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
@@ -95,7 +95,11 @@ class DpFermiConfig(Section):
     )
 
     # Declared shares need no release.
-    disables: ClassVar[Disables] = {("shares", ...): ("share_noise",)}
+    disables: ClassVar[Disables] = {
+        ("shares", ...): ("share_noise",),
+        ("constraint", "demographic_parity"): ("positive_label",),
+        ("constraint", "equalized_odds"): ("positive_label",),
+    }
 
 
 def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_cells: int) -> Tensor:

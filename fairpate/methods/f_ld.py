@@ -65,6 +65,7 @@ from scipy.special import expit
 from fairpate.config import (
     Count,
     CountOrZero,
+    Disables,
     FitConfig,
     NetworkConfig,
     NotNegative,
@@ -122,6 +123,7 @@ class FldConfig(FairLoopConfig):
         description="Multiplier of the logits before the softmax whose probabilities are compared between groups. "
         "Larger values bring the probabilities closer to hard predictions.",
     )
+    disables: ClassVar[Disables] = {("constraint", "accuracy_parity"): ("sharpness",)}
     optimizer: Literal["sgd", "adam"] = "adam"
     schedule: Literal["constant", "cosine"] = "constant"
     multipliers: Literal["absolute", "two_sided"] = Field(
@@ -351,7 +353,7 @@ class PfLdConfig(FldConfig):
     )
 
     # Declared sizes need no release.
-    disables: ClassVar[base.Disables] = {("group_sizes", ...): ("size_share", "min_group_share")}
+    disables: ClassVar[Disables] = {("group_sizes", ...): ("size_share", "min_group_share")}
     refused: ClassVar[Refused] = {
         "Expected dual_share + size_share < 1, as gradients take the rest, got {0.dual_share} + {0.size_share}; lower "
         "one.": lambda config: config.dual_share + config.size_share >= 1

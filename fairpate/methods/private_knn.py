@@ -36,7 +36,7 @@ from pydantic import Field
 
 from aggregator.mechanism import Mechanism, NearestCounts, NearestRecords
 from aggregator.session import Ballot
-from fairpate.config import BudgetConfig, ConfigError, Count, GatedQueriesConfig
+from fairpate.config import BudgetConfig, ConfigError, Count, Disables, GatedQueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Embed, SpaceConfig, clusters_of
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
@@ -140,6 +140,7 @@ class PrivateKnnConfig(SpaceConfig):
     threshold_stddev_votes: NoiseOfVotes = Field(
         20.0, description="Standard deviation of the noise in the threshold check."
     )
+    disables: ClassVar[Disables] = {("threshold", None): ("threshold_stddev_votes",)}
     queries: Literal["first", "typical"] = Field(
         "first",
         description="`first`: query the first public records. `typical`: query one record of each of "

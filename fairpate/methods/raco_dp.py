@@ -60,10 +60,19 @@ import numpy.typing as npt
 from pydantic import Field, FiniteFloat, field_serializer
 from pydantic.dataclasses import dataclass as validated
 
-from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PositiveShare, PrivacyTarget, Section
+from fairpate.config import (
+    ConfigError,
+    CountOrZero,
+    Disables,
+    NotNegative,
+    Positive,
+    PositiveShare,
+    PrivacyTarget,
+    Section,
+)
 from fairpate.fairness.rates import indices
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Disables, Stream, Trained, Training, Watch, noise_within
+from fairpate.methods.base import Stream, Trained, Training, Watch, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
@@ -400,7 +409,11 @@ class RacoDpConfig(Section):
     )
     dual_learning_rate: NotNegative = Field(0.1, description="Learning rate of the multipliers; 0 leaves them at 0.")
 
-    disables: ClassVar[Disables] = {("constraints", ...): ("constraint", "bound", "label")}
+    disables: ClassVar[Disables] = {
+        ("constraint", "demographic_parity"): ("label",),
+        ("constraint", "equalized_odds"): ("label",),
+        ("constraints", ...): ("constraint", "bound", "label"),
+    }
 
     @property
     def resolved_size_share(self) -> float:

@@ -287,7 +287,7 @@ class RulesOfRecords(VotesOfRecords):
     def unread(self) -> dict[str, str]:
         """The disabled fields, each with the setting that disables it: if the linear rule itself is published, the
         settings of a student's training."""
-        return unread_beside_rule(self) if self.publishes_rule else {}
+        return super().unread | (unread_beside_rule(self) if self.publishes_rule else {})
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError as the parent class does. Raise it also for a data set with neither public records nor an

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.config import merge, read_yaml, unread_because_of
+from fairpate.config import merge, read_yaml
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import decimal, delta_text, epsilon_text, most_often_right, percent, strength
 from fairpate.report import frontier
@@ -340,10 +340,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
             name: value
             for name, value in point.settings.items()
             # Without what is switched off, for example by a share or an angle of 0.
-            if value is not None
-            and value != {}
-            and not (name.startswith("augment.") and not value)
-            and unread_because_of(name, point.settings) is None
+            if value is not None and value != {} and not (name.startswith("augment.") and not value)
         }
         for point in points
     }

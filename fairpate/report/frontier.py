@@ -31,7 +31,7 @@ import moocore
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config import flattened
+from fairpate.config import PLACES, SEEDS, flattened
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import verdict
@@ -45,8 +45,6 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 # Indices in `OBJECTIVES`.
 _EPSILON, _DISPARITY = 0, 1
-# A seed repeats a configuration, and the place where something runs does not change what it computes.
-_PLACES = frozenset({"out", "storage", "ray", "data_dir", "block_size"})
 # Means of equal numbers differ by less where they were added in another order.
 _ROUNDING = 1e-9
 
@@ -245,7 +243,7 @@ def points_of(
         configuration += [record.epsilon_is_data_dependent, settings_of(record.config)]
         key = json.dumps(configuration, sort_keys=True, default=str)
         # Every seed in the configuration: data may be divided by a seed of its own.
-        seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
+        seeds = {path: seed for path, seed in flattened(record.config).items() if path in SEEDS}
         seed_key = json.dumps([record.seed, seeds], sort_keys=True, default=str)
         # The command draws fresh noise, also where this run had noise from a seed.
         runs.setdefault(key, {})[seed_key] = (record, re.sub(r" --set noise=seeded(?= |$)", "", command))
@@ -311,9 +309,10 @@ def notion_value(record: RunRecord, notion: NotionName) -> float | None:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a configuration by dotted names, without seeds and without paths of files and folders."""
-    left_out = _PLACES | {"seed"}
-    return {path: value for path, value in flattened(dict(config)).items() if left_out.isdisjoint(path.split("."))}
+    """Return the settings of a configuration by dotted names, without its seeds and places. An option of a loader is a
+    setting, whatever its name."""
+    left_out = tuple(f"{name}." for name in (*PLACES, *SEEDS))
+    return {path: value for path, value in flattened(dict(config)).items() if not f"{path}.".startswith(left_out)}
 
 
 def is_seeded(config: Mapping[str, Any]) -> bool:

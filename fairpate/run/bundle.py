@@ -75,17 +75,7 @@ from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, c
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, require_current_metrics, write_card
-from fairpate.types import (
-    GateRule,
-    PrivacyStatement,
-    Relation,
-    UsageError,
-    UserError,
-    restored,
-    stepwise,
-    strict,
-    tell,
-)
+from fairpate.types import GateRule, PrivacyStatement, Relation, UsageError, UserError, restored, stepwise, strict, tell
 from student.card import read_card
 
 FORMAT = "fairpate.bundle/1"

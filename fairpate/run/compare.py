@@ -56,16 +56,7 @@ from fairpate.run.run import make_release, run_method
 from fairpate.run.spending import announce_delta, question_above
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
-from fairpate.types import (
-    FairRule,
-    NotionName,
-    RunRecord,
-    UsageError,
-    UserError,
-    VoteBatch,
-    restored,
-    torch,
-)
+from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored, torch
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 

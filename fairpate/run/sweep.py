@@ -40,13 +40,13 @@ from fairpate.config import (
     SweepPart,
     apply_override,
     axis_fields,
+    disabling,
     flattened,
     merge,
     nearest,
     overlapping,
     parse_config,
     read_yaml,
-    unread_because_of,
 )
 from fairpate.data import REGISTRY, DataError, entry_for, request_of
 from fairpate.fairness.rates import NOTIONS
@@ -239,7 +239,7 @@ class Cell:
         now |= {path: Path(value).name for path, value in every.items() if path.endswith(_FILES) and value}
         words = ["fairpate run --method", shlex.quote(self.method), "--data", shlex.quote(data.name)]
         for path, value in now.items():
-            if path in ("method", "data.name") or unread_because_of(path, every) is not None:
+            if path in ("method", "data.name"):
                 continue
             if path not in start or start[path] != dumped[path]:
                 # In one line, for a shell. PyYAML ends a bare scalar with `...`, the mark of a document's end.
@@ -434,10 +434,9 @@ def _config(
             values = merge(values, read_and_unread([schema], _nested(layer))[0])
         config = parse_config(values | {"method": method}, schema)
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
-        settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json(), _teachers(config)).model_dump())
         reasons, given = config.unread, flattened(values).keys() & beneath.keys()
-        if unread := [path for path in given if unread_because_of(path, settings, reasons)]:
+        if unread := [path for path in given if disabling(path, reasons)]:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
             config = parse_config(kept | {"method": method}, schema)
         config.require_trainable()

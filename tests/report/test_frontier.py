@@ -269,6 +269,15 @@ def test_noise_from_a_seed_is_found_wherever_it_is_set():
     assert not plain.is_seeded
 
 
+@pytest.mark.parametrize("name", ["seed", "out", "ray", "storage", "data_dir", "block_size"])
+def test_an_option_of_a_loader_is_a_setting_whatever_its_name(name):
+    """Two configurations that differ in it alone are two points, and are not averaged as seeds of one."""
+    configs = [{"seed": 0, "data": {"name": "own", "options": {name: value}}} for value in (1, 2)]
+    first, second = points_of([run_record(config=config, accuracy=0.5 + k / 4) for k, config in enumerate(configs)])
+    assert (first.settings[f"data.options.{name}"], second.settings[f"data.options.{name}"]) == (1, 2)
+    assert [point.mean_O[2] for point in (first, second)] == pytest.approx([0.5, 0.25])
+
+
 def test_settings_are_flat_and_know_no_place():
     config = {"seed": 3, "ray": {"num_cpus": 2}, "student": {"idp3": None, "hidden": [64]}, "empty": {}}
     assert settings_of(config) == {"student.idp3": None, "student.hidden": [64], "empty": {}}

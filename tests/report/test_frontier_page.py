@@ -206,9 +206,7 @@ def test_the_frontier_counts_no_degenerate_configuration(comparison):
 
 
 def test_details_list_only_what_the_run_read(comparison):
-    model = {"name": "logistic", "hidden": [64]}
-    fit = {"epochs": 9}
-    student = {"model": model, "fit": fit, "method": "supervised"}
+    student = {"model": {"name": "logistic"}, "fit": {"epochs": 9}, "method": "supervised"}
     config = {
         "method": "pate",
         "augment": {"scale_fraction": 0.0, "channel_swap": 0.5},

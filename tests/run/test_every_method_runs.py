@@ -15,7 +15,7 @@ from small_runs import FILES, QUIET, read_json
 
 from fairpate.config import ConfigError, DataConfig, apply_override
 from fairpate.data import entry_for, load_data
-from fairpate.methods.base import ReleasingMethod, config_digest, configured, find_method
+from fairpate.methods.base import Method, ReleasingMethod, config_digest, configured, find_method
 from fairpate.methods.raco_dp import named_constraints
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, sole_worker
 from fairpate.releases.odometer import Odometer
@@ -264,6 +264,19 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
         ),
         ("pate", {}, "student.confidence=0.5", "student.method=supervised"),
         ("dp_sgd", {}, "student.fit={epochs: 3}", "public_data.self_label=null"),
+        ("dp_sgd", {}, "evaluation.score_edges=[0.5]", "evaluation.metrics=outside"),
+        (
+            "pf_ld",
+            {"pf_ld": {"constraint": "accuracy_parity"}},
+            "pf_ld.sharpness=2",
+            "pf_ld.constraint=accuracy_parity",
+        ),
+        (
+            "dp_postprocessing",
+            {"dp_postprocessing": {"slack": False}},
+            "dp_postprocessing.failure_probability=0.2",
+            "dp_postprocessing.slack=false",
+        ),
     ],
 )
 def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_hold_it(method, file, setting, cause):
@@ -277,7 +290,27 @@ def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_ho
     apply_override(values, setting)
     plain, holding = configured(file, method=method), configured(values, method=method)
     assert holding != plain
-    assert (config_digest(holding) == config_digest(plain)) is any(setting.startswith(field) for field in plain.unread)
+    assert config_digest(holding) == config_digest(plain)
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("backbone.norm=group", "backbone.norm: unknown field; known: weights, trainable."),
+        ("augment.turn=3", "augment.turn: unknown field; known: rotation_degrees, "),
+    ],
+)
+def test_an_option_that_does_not_exist_is_not_said_to_be_unread_too(setting, fault):
+    with pytest.raises(ConfigError) as caught:
+        configured({}, [setting], method="residual_votes")
+    (said,) = str(caught.value).splitlines()
+    assert said.startswith(fault)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_loses_what_its_sections_disable(method, monkeypatch):
+    monkeypatch.setattr(Method, "unread", property(lambda _: {"a field": "another"}))
+    assert configured({}, method=method).unread["a field"] == "another"
 
 
 def test_constraints_of_ones_own_leave_the_named_one_unread():

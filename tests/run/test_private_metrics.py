@@ -38,14 +38,7 @@ from fairpate.report.records import Guarantee
 from fairpate.run import private_metrics
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.choice import score_of
-from fairpate.run.private_metrics import (
-    WEIGHT,
-    draw_table,
-    evaluation_of,
-    impact_ratios,
-    lone_predictions,
-    table_event,
-)
+from fairpate.run.private_metrics import WEIGHT, draw_table, evaluation_of, impact_ratios, lone_predictions, table_event
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.types import REMARKS, GateRule
