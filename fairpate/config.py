@@ -314,16 +314,14 @@ class LayersConfig(Section):
     )
 
     _from_text = short_for("name")
+    disables: ClassVar[Disables] = {
+        ("name", name): ("hidden",) for name in (*get_args(Architecture), "ridge") if name not in ("mlp", "cnn")
+    }
     refused: ClassVar[Refused] = {
         "Expected one number of hidden with cnn, got {0.hidden}.": lambda model: (
             model.name == "cnn" and model.hidden is not None and len(model.hidden) != 1
         )
     }
-
-    @property
-    def disables(self) -> Disables:  # type: ignore[override]
-        """The widths, of an architecture that has none to choose."""
-        return {} if self.name in ("mlp", "cnn") else {("name", self.name): ("hidden",)}
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -1207,11 +1205,11 @@ def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
 def disabled(section: Any, prefix: str) -> dict[str, str]:
     """Return the fields of ``section``, and of the sections in it, that another field disables
     (:attr:`Section.disables`), each with the name of that field. ``prefix``: the dotted name of the section."""
-    found = {}
+    found: dict[str, str] = {}
     # Also what the sections disable that this one extends.
     for kind in type(section).__mro__:
         rules = vars(kind).get("disables", {})
-        for (cause, value), fields in (rules.fget(section) if isinstance(rules, property) else rules).items():
+        for (cause, value), fields in (rules.__get__(section) if isinstance(rules, property) else rules).items():
             set_to = getattr(section, cause)
             if set_to == value or (value is ... and set_to is not None):
                 found |= {f"{prefix}.{field}": f"{prefix}.{cause}" for field in fields}
