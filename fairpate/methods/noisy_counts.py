@@ -106,24 +106,25 @@ def fitted_rule(
     else:
         rests = [(noise_stddev_votes / num_voters) ** 2 * (1 + misfit) for misfit in _MISFITS]
     freedom = max(0, num_queries - 1 - len(variances_D)) * num_classes
+    squares_D = (inside_DC**2).sum(axis=1)
     best, shrunk_D = -math.inf, np.ones_like(variances_D)
     # Equal records, or a single one, leave nothing to choose.
     for power in _POWERS if len(variances_D) else ():
         prior_D = (variances_D / variances_D.sum()) ** power
         prior_D /= prior_D.mean()
+        # Standardised components: a coefficient of one moves the share by one for a standard deviation.
+        signal_SD = _SCALES[:, None] * prior_D * num_queries
         for rest in rests:
-            for scale in _SCALES:
-                # Standardised components: a coefficient of one moves the share by one for a standard deviation.
-                signal_D = scale * prior_D * num_queries
-                total_D = signal_D + rest
-                evidence = -0.5 * (
-                    (inside_DC**2 / total_D[:, None]).sum()
-                    + num_classes * np.log(total_D).sum()
-                    + outside / rest
-                    + freedom * math.log(rest)
-                )
-                if evidence > best:
-                    best, shrunk_D = evidence, signal_D / total_D
+            total_SD = signal_SD + rest
+            evidence_S = -0.5 * (
+                (squares_D / total_SD).sum(axis=1)
+                + num_classes * np.log(total_SD).sum(axis=1)
+                + outside / rest
+                + freedom * math.log(rest)
+            )
+            scale = int(evidence_S.argmax())
+            if evidence_S[scale] > best:
+                best, shrunk_D = evidence_S[scale], signal_SD[scale] / total_SD[scale]
     weights_DC = axes_DD @ (inside_DC * shrunk_D[:, None] / np.sqrt(num_queries * variances_D)[:, None])
     constant = phi_QW[0, 0] / UNITS
     return np.hstack([((mean_C - mean_D @ weights_DC) / constant)[:, None], weights_DC.T])
