@@ -11,7 +11,7 @@ objective (NaN) is in no set that uses the objective, but it is returned separat
 
 Hypervolume (Zitzler and Thiele 1998) is the volume of the region that some points dominate, up to a reference point.
 The empirical attainment function (Grunert da Fonseca, Fonseca and Hall 2001) is the share of seeds whose points reach a
-pair of objectives; its level sets are the median, best and worst frontiers of a method. moocore computes both.
+pair of objectives; its level sets are the median, best and worst frontiers of a method.
 
 Shapes: N points (M of another series), O objectives, S seeds, P corners of a staircase.
 """
@@ -27,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-import moocore
 import numpy as np
 import numpy.typing as npt
 
@@ -381,8 +380,12 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         raise ValueError(f"Expected a row of at least one objective per point, got shape {values.shape}.")
     if np.isnan(values).any():
         raise ValueError("Expected values_NO without nan; leave out points one of whose objectives is undefined.")
-    # moocore 0.3.2 drops members when three objectives or more hold infinities, so they become the largest number.
-    return moocore.is_nondominated(np.nan_to_num(values), keep_weakly=True)
+    # Minus zero becomes zero. Rows are sorted: one is dominated by those before it alone.
+    rows_NO, row_N = np.unique(values + 0.0, axis=0, return_inverse=True)
+    is_best_N = np.zeros(len(rows_NO), dtype=np.bool_)
+    for number, row in enumerate(rows_NO):
+        is_best_N[number] = not (rows_NO[:number][is_best_N[:number]] <= row).all(axis=1).any()
+    return is_best_N[row_N.reshape(-1)]
 
 
 def require_one_panel(points: Sequence[Point]) -> None:
@@ -565,8 +568,25 @@ def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> floa
     volumes with the same reference point are comparable.
     """
     reference = np.asarray(reference_O, dtype=np.float64)
-    return float(
-        moocore.hypervolume(np.asarray(values_NO, dtype=np.float64).reshape(-1, len(reference)), ref=reference)
+    values = np.asarray(values_NO, dtype=np.float64).reshape(-1, len(reference))
+    return _volume(values[(values < reference).all(axis=1)], reference)
+
+
+def _volume(values_NO: FloatArray, reference_O: FloatArray) -> float:
+    """Return the volume between points and a reference that is above all of them, slab by slab of the last
+    objective."""
+    values_NO = values_NO[np.argsort(values_NO[:, -1], kind="stable")]
+    heights_N = np.diff(values_NO[:, -1], append=reference_O[-1])
+    if len(reference_O) == 1:
+        return float(heights_N.sum())
+    if len(reference_O) == 2:
+        return float(heights_N @ (reference_O[0] - np.minimum.accumulate(values_NO[:, 0])))
+    if not (is_best_N := pareto_mask(values_NO)).all():
+        return _volume(values_NO[is_best_N], reference_O)
+    return sum(
+        height * _volume(values_NO[: number + 1, :-1], reference_O[:-1])
+        for number, height in enumerate(heights_N.tolist())
+        if height > 0
     )
 
 
@@ -602,10 +622,14 @@ def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> Flo
     attaining = [points_N2 for points_N2 in finite if len(points_N2)]
     if len(attaining) < num_seeds:
         return np.empty((0, 2))
-    owners = np.repeat(np.arange(len(attaining)), [len(points_N2) for points_N2 in attaining])
-    # moocore counts in per cent of the sets that attain anything.
-    corners = moocore.eaf(np.concatenate(attaining), owners, percentiles=[100 * num_seeds / len(attaining)])[:, :2]
-    return corners[np.argsort(corners[:, 0])]
+    # Of each seed the least second objective that it attains with a first one of at most x.
+    x_P = np.unique(np.concatenate(attaining)[:, 0])
+    least_SP = np.full((len(attaining), len(x_P)), math.inf)
+    for least_P, points_N2 in zip(least_SP, attaining, strict=True):
+        np.minimum.at(least_P, np.searchsorted(x_P, points_N2[:, 0]), points_N2[:, 1])
+    y_P = np.sort(np.minimum.accumulate(least_SP, axis=1), axis=0)[num_seeds - 1]
+    is_corner_P = y_P < np.concatenate([[math.inf], y_P[:-1]])
+    return np.stack([x_P, y_P], axis=1)[is_corner_P]
 
 
 def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective]) -> list[FloatArray]:

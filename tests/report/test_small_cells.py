@@ -487,6 +487,7 @@ class Attack:
 
     def __init__(self, plain: Any, shape: tuple[int, ...], *, num_test: int) -> None:
         self.shape, self.rows, self.lows, self.highs = shape, list[Any](), list[float](), list[float]()
+        self.solutions = list[Any]()
         published, left_out = np.indices((2, *shape))[0] == 0, np.indices((2, *shape))[0] == 1
         _, group, true, predicted = np.indices((2, *shape))
         known = self.known
@@ -545,24 +546,30 @@ class Attack:
         return found
 
     def sizes(self, cell: Any) -> list[int]:
-        """The first sizes that the cell may have: published counts come before those that are left out."""
+        """Up to ``FEWEST`` sizes that the cell may have: published counts come before those that are left out."""
         row = np.stack([cell, cell]).astype(float).ravel()
         row = np.r_[row, np.zeros(len(self.rows[0]) - len(row))]  # of the first model, where there are two
-        possible = (
-            size
-            for size in range(3 * LEAST)
-            if has_solution([*self.rows, row], [*self.lows, size], [*self.highs, size])
-        )
-        return list(itertools.islice(possible, FEWEST))
+        # Whole counts that were found for another cell are a size of this one too.
+        possible = {size for each in self.solutions if (size := round(float(row @ each))) < 3 * LEAST}
+        for size in range(3 * LEAST):
+            if len(possible) >= FEWEST:
+                break
+            if size not in possible:
+                counts = solution([*self.rows, row], [*self.lows, size], [*self.highs, size])
+                if counts is not None:
+                    self.solutions.append(counts)
+                    possible.add(size)
+        return sorted(possible)[:FEWEST]
 
 
 def times(share: float | None, size: int) -> float | None:
     return None if share is None else share * size
 
 
-def has_solution(rows: list[Any], lows: list[float], highs: list[float]) -> bool:
+def solution(rows: list[Any], lows: list[float], highs: list[float]) -> Any:
+    """Whole counts between these bounds, or None if there are none."""
     constraints, size = LinearConstraint(np.array(rows), lows, highs), rows[0].size
-    return bool(milp(np.zeros(size), constraints=constraints, integrality=np.ones(size), bounds=Bounds(0)).success)
+    return milp(np.zeros(size), constraints=constraints, integrality=np.ones(size), bounds=Bounds(0)).x
 
 
 ERRORS: dict[str, Callable[[Any, Any, int], tuple[Any, Any]]] = {

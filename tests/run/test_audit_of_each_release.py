@@ -34,7 +34,7 @@ from fairpate.types import PrivacyStatement
 
 pytestmark = pytest.mark.timeout(900)  # so that this long file is among the first to start
 TEACHERS = {"num_teachers": 400, "model": {"name": "logistic"}, "fit": {"epochs": 1}}
-ROUNDS = {"curvature": "public", "embedding": {"num_components": 200}}
+ROUNDS = {"curvature": "public", "embedding": {"num_components": 100}}
 # At epsilon 1, one of several noises is a small part of all.
 SETTINGS: dict[str, dict[str, Any]] = {
     "residual_votes": {"residual_votes": ROUNDS, "target": {"epsilon": 1.0}},
@@ -465,6 +465,15 @@ SHAPES: list[tuple[str, dict[str, Any], str, Fault, str]] = [
         "counts: its numbers",
     ),
 ]
+
+
+def few_releases(method: str) -> dict[str, Any]:
+    """Options of an audit with a quarter of the canaries, which show a fault's noise as clearly; the steps of a few
+    trainings show theirs."""
+    minutes = {"dp_sgd": 0.02, "raco_dp": 0.02, "dp_fermi": 0.05}
+    return {"num_canaries": 5000, "minutes": minutes.get(method, 60.0)}
+
+
 QUICK_SHAPES = ("no noise on the number of records", "noise drawn from records", "persons by label", "shuffled batches")
 
 
@@ -492,10 +501,7 @@ def test_noise_that_hides_nothing_and_units_that_count_too_much_are_found(
 ) -> None:
     root = runs(method, **(SETTINGS.get(method, {}) | more))
     fault(monkeypatch)
-    minutes = 0.1 if method in ("dp_sgd", "raco_dp", "dp_fermi") else 60.0
-    found = audited(
-        root, wanted=lambda each: any(words in one for one in each.findings), num_canaries=5000, minutes=minutes
-    )
+    found = audited(root, wanted=lambda each: any(words in one for one in each.findings), **few_releases(method))
     assert any(words in each for each in found.findings)
 
 
@@ -503,13 +509,11 @@ FAULTS: list[tuple[str, str, Fault, str]] = [
     ("residual_votes", "no noise in the rounds", sums_with(0.0, "residuals"), "residuals 0"),
     ("residual_votes", "rounds that never ask", rounds_that_never_ask_for_noise, "residuals 0"),
     ("residual_votes", "no noise in one round", sums_with(0.0, "residuals 3"), "residuals 3"),
-    ("residual_votes", "half the noise in one round", sums_with(0.5, "residuals 1"), "residuals 1"),
     ("residual_votes", "two thirds in one round", sums_with(2 / 3, "residuals 1"), "residuals 1"),
     ("residual_votes", "two thirds in the sums", sums_with(2 / 3, "sums"), "sums"),
     ("weighted_votes", "two thirds of the noise", sums_with(2 / 3, "class"), "sums"),
     ("record_votes", "two thirds of the noise", sums_with(2 / 3, "prototype"), "table of votes"),
     ("ada_ssp", "no noise on the eigenvalue", sums_with(0.0, "eigenvalue"), "least eigenvalue"),
-    ("ada_ssp", "half the noise on the eigenvalue", sums_with(0.5, "eigenvalue"), "least eigenvalue"),
     ("ada_ssp", "two thirds on the eigenvalue", sums_with(2 / 3, "eigenvalue"), "least eigenvalue"),
     ("ada_ssp", "exact moments off the diagonal", exact_off_the_diagonal, "off the diagonal"),
     ("pate", "no noise in the check", votes_with(0.0, of_check=True), "threshold checks"),
@@ -517,7 +521,6 @@ FAULTS: list[tuple[str, str, Fault, str]] = [
     ("pate", "no noise in the labels", votes_with(0.0, of_check=False), "answers"),
     ("pate", "two thirds in the labels", votes_with(2 / 3, of_check=False), "answers"),
     ("pate", "votes count twice", votes_twice, "answers"),
-    ("dp_sgd", "half the noise", steps_with(0.5), "gradients"),
     ("dp_sgd", "two thirds of the noise", steps_with(2 / 3), "gradients"),
     ("dp_sgd", "clip twice", clip_twice, "gradients"),
     ("dp_sgd", "sampled twice as often", sampled_twice_as_often, "gradients"),
@@ -544,9 +547,7 @@ def test_a_fault_in_one_of_several_releases_is_found_there(
 ) -> None:
     root = runs(method, **SETTINGS[method])
     fault(monkeypatch)
-    # The steps of a few trainings show their noise; those of all canaries would take long.
-    minutes = 0.2 if method in ("dp_sgd", "raco_dp", "dp_fermi") else 60.0
-    found = audited(root, wanted=is_refuted, num_canaries=CANARIES, minutes=minutes)
+    found = audited(root, wanted=is_refuted, **few_releases(method))
     assert found.refuted
     assert any(of_release in each for each in found.findings)
 
@@ -646,18 +647,13 @@ def once_per_record(patched: pytest.MonkeyPatch) -> None:
     [
         pytest.param(method, more, fault, name, id=f"{method}: {what}", marks=[pytest.mark.slow] * (not is_quick))
         for method, more, what, fault, name, is_quick in (
-            ("fairpate", RECORD, "half in the counts", votes_with(0.5, of_check=False), "answers", False),
             ("fairpate", RECORD, "two thirds in the counts", votes_with(2 / 3, of_check=False), "answers", False),
-            ("fairpate", RECORD, "half in the table", sums_with(0.5, "bin"), "table by score", False),
             ("fairpate", RECORD, "two thirds in the table", sums_with(2 / 3, "bin"), "table by score", True),
             ("fairpate", RECORD, "no noise in the table", sums_with(0.0, "bin"), "table by score", False),
             ("fairpate", PERSON, "a person once per record", once_per_record, "table by score", False),
             ("pate", LABELS, "two thirds in the table beside labels", sums_with(2 / 3, "bin"), "table by score", False),
-            ("teacher_votes", PERSON, "half in the counts", sums_with(0.5, "query"), "answers", False),
             ("teacher_votes", PERSON, "two thirds in the counts", sums_with(2 / 3, "query"), "answers", False),
-            ("teacher_votes", PERSON, "half in the table", sums_with(0.5, "bin"), "table by score", False),
             ("teacher_votes", PERSON, "two thirds in the table", sums_with(2 / 3, "bin"), "table by score", False),
-            ("teacher_votes", PERSON, "no noise in the table", sums_with(0.0, "bin"), "table by score", False),
             ("teacher_votes", PERSON, "a person once per record", once_per_record, "table by score", False),
         )
     ],
@@ -677,7 +673,7 @@ def test_a_fault_in_either_release_of_small_teachers_is_found_there(
     def is_found_there(found: Audit) -> bool:
         return any(of_release in each for each in found.findings) and not any(other in each for each in found.findings)
 
-    assert is_found_there(audited(root, wanted=is_found_there))
+    assert is_found_there(audited(root, wanted=is_found_there, num_canaries=5000))
 
 
 @pytest.mark.slow
