@@ -84,7 +84,7 @@ from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import train_model
 from fairpate.run.spending import question_above
 from fairpate.run.statement import public_units, statement_of
-from fairpate.terminal import Reporter
+from fairpate.terminal import Reporter, require_extra
 from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
@@ -1059,12 +1059,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Draw the accuracy on test records, overall and by group, with the accuracy of always predicting the most
         common label.
 
-        The title shows accuracy, epsilon, disparity and coverage. Returns matplotlib's axes, ``ax`` or new ones.
+        The title shows accuracy, epsilon, disparity and coverage. Returns matplotlib's axes, ``ax`` or new ones, which
+        need ``pip install 'fairpate[plot]'``.
         """
         check_is_fitted(self, "student_")
         *_, assessed = self._tested(X, y, sensitive_features)
         measured, statement = assessed.headline, self.statement_
         if ax is None:
+            require_extra("plot", "plot")
             from matplotlib import pyplot as plt
 
             _, ax = plt.subplots(layout="constrained")

@@ -325,6 +325,7 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
 MODULES = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "plot": ("matplotlib",),
     "postgresql": ("psycopg",),
     "serve": ("ray.serve",),
     "traces": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),

@@ -1,3 +1,4 @@
+import ast
 import contextlib
 import json
 import math
@@ -216,6 +217,38 @@ def test_every_module_and_every_resource_is_in_the_wheel_and_no_other(wheel_name
 
 def test_every_package_is_marked_as_typed(wheel_names):
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(wheel_names)
+
+
+DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python", "yaml": "pyyaml"}
+# Of the libraries whose classes these are.
+BROUGHT = {"starlette": "fastapi", "click": "typer", "pydantic_core": "pydantic"}
+
+
+def test_the_package_imports_what_it_declares_and_declares_what_it_imports():
+    """A library that only an extra installs is imported inside a function, or in a module that is: postgres.py."""
+    always, somewhere = set(), set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                named = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                named += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+                found = {name.partition(".")[0] for name in named} - PACKAGES - set(sys.stdlib_module_names)
+                somewhere |= found
+                always |= found if node in tree.body else set()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared, *extras = (
+        {re.match(r"[\w-]+", words)[0] for words in each}
+        for each in (project["dependencies"], *project["optional-dependencies"].values())
+    )
+    always, somewhere = (
+        {DISTRIBUTIONS.get(name) or BROUGHT.get(name) or name.replace("_", "-") for name in each}
+        for each in (always, somewhere)
+    )
+    assert always - {"psycopg"} <= declared <= somewhere
+    assert len(declared) <= 22
+    of_extras = set().union(*extras)
+    assert {name for name in somewhere - declared if not any(each.startswith(name) for each in of_extras)} == set()
 
 
 def test_the_declared_torch_range_admits_the_pinned_one():

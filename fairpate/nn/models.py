@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from fairpate.config import BACKBONES, EMBEDDED_NORM, IMAGENET, ModelConfig, WeightsConfig
 from fairpate.oriented_gradients import NUM_VALUES, gradient_histograms
-from fairpate.types import UserError
+from fairpate.types import UsageError, UserError
 
 HEAD_OF = {"resnet18": "fc", "resnet50": "fc", "densenet121": "classifier"}
 CONVOLUTIONAL = frozenset({"hog_logistic", "lenet", "tanh_cnn", "cnn", *BACKBONES})
@@ -49,7 +49,12 @@ def prepare_torchvision() -> Any:
     """Make torchvision importable even if its compiled library is missing or unusable. The operators that its import
     needs are then declared without an implementation."""
     package = importlib.util.find_spec("torchvision")
-    extensions = Path(package.origin).parent.glob("_C.*") if package is not None and package.origin is not None else ()
+    if package is None:
+        raise UsageError(
+            f"model.name: {', '.join(BACKBONES)} need torchvision, which is not installed: "
+            "pip install 'fairpate[backbones]', or choose cnn."
+        )
+    extensions = Path(package.origin).parent.glob("_C.*") if package.origin is not None else ()
     for extension in extensions:
         try:
             _TORCH.ops.load_library(str(extension))

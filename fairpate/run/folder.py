@@ -56,7 +56,7 @@ from student.card import StudentFileError, read_card
 if TYPE_CHECKING:
     from student.student import Student
 
-LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
+LIBRARIES = ("numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
 # These settings measure a model and do not change it, so that a run may be measured again with others.
 _TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell", "evaluation.fair_at")
@@ -309,7 +309,10 @@ def environment() -> dict[str, Any]:
 @lru_cache
 def _software(checkout: Path) -> dict[str, Any]:
     """Return the versions of the libraries, and the git revision of this project's ``checkout``, None if it is none."""
-    found: dict[str, Any] = {"libraries": {name: metadata.version(name) for name in LIBRARIES}, "revision": None}
+    found: dict[str, Any] = {"libraries": {}, "revision": None}
+    for name in LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):  # torchvision comes with an extra
+            found["libraries"][name] = metadata.version(name)
     if (checkout / ".git").exists():  # otherwise git would answer for any repository around the installed package
         command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
         with suppress(OSError, subprocess.TimeoutExpired):

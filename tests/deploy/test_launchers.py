@@ -51,7 +51,7 @@ def require_tokens(config: dict[str, Any]) -> None:
 def require_locked_install(config: dict[str, Any]) -> None:
     """This project comes at the versions of constraints.txt, anything else at one written down, and without more."""
     installs = [line.partition("pip install ")[2] for line in commands(config) if "pip install" in line]
-    assert "--quiet --constraint constraints.txt '.[serve]'" in installs
+    assert "--quiet --constraint constraints.txt '.[backbones,serve]'" in installs
     for options, separator, names in (
         line.partition("--no-deps ") for line in installs if "constraints.txt" not in line
     ):
@@ -227,7 +227,8 @@ def test_the_image_installs_files_with_known_digests_and_nothing_else() -> None:
     # What is only there: CUDA's libraries, which torch asks for on that platform.
     assert all(re.match("cuda-|nvidia-|triton$", name) for name in locked.keys() - tested.keys())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    waiting = [*project["dependencies"], *project["optional-dependencies"]["serve"], "setuptools>=77"]
+    waiting = [*project["dependencies"], "setuptools>=77"]
+    waiting += [each for extra in ("backbones", "serve") for each in project["optional-dependencies"][extra]]
     platform = {"python_version": "3.12", "python_full_version": "3.12.8", "sys_platform": "linux"}
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:

@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+from fairpate.nn.models import prepare_torchvision
+from fairpate.types import UsageError
+
 
 @pytest.mark.slow  # in the process of other tests tests/pretrained.py imports it in the same way
 def test_torchvision_imports_in_a_fresh_process() -> None:
@@ -16,3 +19,9 @@ def test_torchvision_imports_in_a_fresh_process() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
+
+
+def test_without_torchvision_the_extra_that_has_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(UsageError, match=r"resnet18, .* need torchvision.*pip install 'fairpate\[backbones\]'"):
+        prepare_torchvision.__wrapped__()
