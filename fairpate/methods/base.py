@@ -56,7 +56,7 @@ from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import VoteTables
 from fairpate.releases.arrays import Released, read_release, require_same_settings
-from fairpate.releases.directory import RunDirectory, RunFolderError
+from fairpate.releases.directory import DataRecord, RunDirectory, RunFolderError
 from fairpate.releases.meter import Charging
 from fairpate.terminal import Reporter
 from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, stream_seed, torch
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fairpate.nn.private_fit import PrivateRandomness
+    from fairpate.privacy.audit import Shadows
     from fairpate.report.records import PrivatePopulation
     from student.student import Student
     from teachers.ensemble import BlockPool, Ensemble
@@ -399,6 +400,23 @@ class ExpectedVotes:
         return lead / math.sqrt(self.labels * (2 / math.pi if self.labels_only else 1))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """What an attack knows of the run that is audited: its directory, the facts of its data, and the privacy ``events``
+    that it states for its private records.
+
+    ``loaded`` is the run's own data set, None for an audit on made-up records. ``is_control``: the releases are to have
+    half the noise. ``initial_model(config, dataset)`` returns the model from which a training starts.
+    """
+
+    run: RunDirectory
+    facts: DataRecord
+    events: tuple[Event, ...]
+    loaded: Dataset | None
+    is_control: bool
+    initial_model: Callable[[Method, Dataset], nn.Module]
+
+
 class Method(Section):
     """A method together with the configuration of one run. A subclass adds sections, :meth:`train` and a name.
 
@@ -695,6 +713,12 @@ class Method(Section):
         cost = price(trained.events, delta=self.target.delta, **known)
         # A limit that was fixed before the first query also holds if later queries depended on earlier answers.
         return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
+
+    def attack(self, audited: Audited) -> Shadows | None:  # noqa: ARG002
+        """Return an attack on shadow releases, which the method draws from made-up records for an audit; None if none
+        is known for the releases that the run states.
+        """
+        return None
 
     def require_trainable(self) -> None:
         """Raise ConfigError for settings that :meth:`check` refuses, and for a sensitive attribute among features that

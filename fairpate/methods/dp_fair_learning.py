@@ -105,10 +105,11 @@ from fairpate.config import (
 )
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import PrivateMethod, Trained, Training, arguments
+from fairpate.methods.base import Audited, PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_shares
 from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
+from fairpate.privacy.audit import Claimed, Coins, Drawn, IdealAttack, NoiseSeen, Seen, Shadows, normal_scores
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.privacy.laplace import add_laplace, choose_cheap, release_epsilon_for
 from fairpate.types import FloatArray, Relation, sklearn
@@ -825,3 +826,74 @@ class Postprocessing(DpSgdFamily):
         for remark in remarks:
             training.reporter.note("mixing", remark)
         return Trained(model=model, events=events, noise=noise, mixing_GCC=mixing.mixing_GCC, remarks=remarks)
+
+    def attack(self, audited: Audited) -> Shadows | None:
+        """Return an attack on the noisy counts by group, label and prediction of a base classifier without noise; for
+        one that is trained by DP-SGD as the parent class does.
+
+        For every label and prediction there are canaries (records that the attacker looks for); a fair coin for each
+        canary decides to which of two groups it belongs.
+        """
+        if self.dp_postprocessing.base != "sgd":
+            return super().attack(audited)
+        from fairpate.methods.shadows import squares_seen  # torch
+
+        facts, loaded = audited.facts, audited.loaded
+        num_groups, num_classes = len(facts.group_names), len(facts.label_names)
+        epsilon, pairs = self.target.epsilon * (2.0 if audited.is_control else 1.0), num_groups // 2
+        pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
+        first_M = 2 * pair_M
+        # Large enough that no noisy count falls below 0, where it would be cut.
+        crowd = 1000 + round(100 / self.target.epsilon)
+        cells = np.indices((num_groups, num_classes, num_classes)).reshape(3, -1)
+        groups_N, labels_N, saids_N = np.repeat(cells, crowd, axis=1)
+        if loaded is not None:
+            groups_N, labels_N = loaded.private.z.numpy(), loaded.private.y.numpy()
+            saids_N = labels_N  # the predictions of a perfect model
+        sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes}
+        known_GYC = joint_table(saids_N, groups_N, labels_N=labels_N, **sizes)
+        # What one unit of each label and prediction moves, from the first group to any other.
+        moved = [
+            joint_table(said, group, labels_N=label, **sizes).astype(np.float64)
+            - joint_table(said, 0 * group, labels_N=label, **sizes)
+            for group, label, said in cells.reshape(3, -1, 1).swapaxes(0, 1)
+        ]
+        reach = max(float(np.abs(each_GYC).sum()) for each_GYC in moved) / 2
+
+        def play(included_M: Coins) -> Seen:
+            found_GYC = released_counts(
+                np.concatenate([saids_N, said_M]),
+                np.concatenate([labels_N, label_M]),
+                np.concatenate([groups_N, first_M + included_M]),
+                epsilon=epsilon,
+                source=self.source,
+                **sizes,
+            )
+            without_M, with_M = (
+                found_GYC[first_M + group, label_M, said_M] - known_GYC[first_M + group, label_M, said_M]
+                for group in (0, 1)
+            )
+            # The log-likelihood ratio of Laplace noise, by the distances from the counts without and with the canary.
+            ratio_M: FloatArray = np.abs(with_M) - np.abs(with_M - 1) + np.abs(without_M - 1) - np.abs(without_M)
+            exact_GYC = known_GYC.copy()
+            np.add.at(exact_GYC, (first_M + included_M, label_M, said_M), 1)
+            noise_GYC = found_GYC - exact_GYC
+            # A count that falls below 0 is cut.
+            stddev, drawn = math.sqrt(2) * 2 / epsilon, Drawn(scores_RP=np.zeros((0, 0)))
+            noise: tuple[NoiseSeen, ...] = ()
+            if loaded is None:
+                noise = (squares_seen(noise_GYC, stddev, kurtosis=6.0),)
+                drawn = Drawn(scores_RP=normal_scores(noise_GYC.ravel(), stddev, laplace=True)[None])
+            gains_SM = np.ones((1, len(ratio_M)))
+            return Seen(scores_SM=(ratio_M * epsilon / 2)[None], gains_SM=gains_SM, noise=(noise,), draws=(drawn,))
+
+        drawn = (LaplaceReleases(count=1, epsilon=epsilon),)
+        return Shadows(
+            attack="likelihood ratio of the two counts between which the canary's attribute decides",
+            events=drawn,
+            num_canaries=len(first_M),
+            releases=(Claimed(name="counts", claim=IdealAttack(epsilon=epsilon, mu=None), reach=reach),),
+            play=play,
+            is_pure=True,
+            control_noise=0.5 if audited.is_control else 1.0,
+        )

@@ -45,10 +45,10 @@ Shapes: N records, B of a batch, E events, G groups, Q = E G cells, C classes, K
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -532,3 +532,22 @@ class DpFermi(DpSgdFamily):
         return FermiTrained(
             model=model, shares_EG=shares.shares_EG, events=events, noise=randomness.label, remarks=shares.remarks
         )
+
+    def noise_of_steps(self, events: Sequence[Any]) -> dict[str, tuple[float, float, float]]:
+        """Return the noise of gradients, of matrices and of group shares, as the parent class does."""
+        (of_steps, *others), normal, ratio = events, (1.0, 3.0), self.dp_fermi.matrix_noise_ratio
+        if not self.dp_fermi.weight:
+            return super().noise_of_steps(events)
+        of_model = of_steps.noise_multiplier * math.sqrt(1 + ratio**-2)
+        found = {"gradients": (of_model, *normal), "matrices": (ratio * of_model, *normal)}
+        for of_shares in others:
+            found["group shares"] = (of_shares.noise_multiplier, *normal)
+        return found
+
+    def with_public_shares(self, *, num_groups: int, num_classes: int) -> Self:
+        """Return this configuration with equal shares of groups, unless it declares shares."""
+        if self.dp_fermi.shares is not None:
+            return self
+        num_events = num_classes if self.dp_fermi.constraint == "equalized_odds" else 1
+        shares = ((1 / num_groups,) * num_groups,) * num_events
+        return self.model_copy(update={"dp_fermi": self.dp_fermi.model_copy(update={"shares": shares})})

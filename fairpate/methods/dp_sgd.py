@@ -38,10 +38,10 @@ Deviations from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -49,6 +49,8 @@ from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive,
 from fairpate.methods import base
 from fairpate.methods.base import PrivateMethod, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
+from fairpate.privacy.audit import Shadows
+from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces
 from fairpate.types import Advance, Later, Relation, Unit, torch
 
 if TYPE_CHECKING:
@@ -219,6 +221,24 @@ class DpSgdFamily(PrivateMethod):
         records = {"model": training.model, "x": private.x, "y": private.y, "person_N": private.person_N}
         drawn = {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
         return records | drawn | {"watch": training.watch}
+
+    def noise_of_steps(self, events: Sequence[Any]) -> dict[str, tuple[float, float, float]]:
+        """Return for each release of a step its noise multiplier or scale, the variance of noise of scale 1, and its
+        kurtosis. They follow from the ``events`` of the statement: one event may stand for two releases on one sample,
+        whose squares of sensitivity over noise add up to the event's."""
+        return {"gradients": (events[0].noise_multiplier, 1.0, 3.0)}
+
+    def with_public_shares(self, *, num_groups: int, num_classes: int) -> Self:  # noqa: ARG002
+        """Return a configuration whose steps do not depend on noisy shares of groups."""
+        return self
+
+    def attack(self, audited: base.Audited) -> Shadows | None:
+        """Return an attack on the noisy steps of a training, if these are all that the run releases."""
+        if not all(isinstance(event, PoissonGaussians | PoissonGaussianLaplaces) for event in audited.events):
+            return None
+        from fairpate.methods.attack_on_steps import attack_on_steps  # torch
+
+        return attack_on_steps(self, audited)
 
 
 class DpSgd(DpSgdFamily):

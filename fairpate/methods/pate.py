@@ -65,13 +65,14 @@ from fairpate.config import AggregatorConfig, ConfigError, GatedAggregatorConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.files import arrays_digest
-from fairpate.methods.base import ExpectedVotes, Method, NoisySum, Stream, Trained, Training, multiplier_within
+from fairpate.methods.base import Audited, ExpectedVotes, Method, NoisySum, Stream, Trained, Training, multiplier_within
 from fairpate.methods.learning import fit_student, passing, public_records, unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, table_event
 from fairpate.methods.record_votes import rule_network, with_noise
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
+from fairpate.privacy.audit import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables, of_teachers
 from fairpate.releases.arrays import Origin, Released, read_release, require_same_settings, save_release
@@ -864,6 +865,12 @@ class GnmaxMethod(VotingMethod):
         kind = ConfidentGnmax if self.queries.release == "label" else ConfidentCounts
         return kind(**vars(self.aggregator.mechanism))
 
+    def attack(self, audited: Audited) -> Shadows | None:
+        """Return an attack on the answers of the voters."""
+        from fairpate.methods.attack_on_votes import attack_on_votes  # torch
+
+        return attack_on_votes(self, audited, thresholds=None)
+
 
 streaming_filter = filter_stream
 """P_pre (Algorithm 3) on released labels: returns True for records that are kept, in stream order."""
@@ -1143,6 +1150,12 @@ class PateFamily(GnmaxMethod):
             are_answering=voters.are_answering,
             close=voters.close,
         )
+
+    def attack(self, audited: Audited) -> Shadows | None:
+        """Return an attack on the answers of the voters, and on the table of private labels by score."""
+        from fairpate.methods.attack_on_votes import attack_on_votes  # torch
+
+        return attack_on_votes(self, audited, thresholds=self.thresholds)
 
 
 class Pate(PateFamily):

@@ -50,7 +50,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
@@ -823,3 +823,12 @@ class RacoDp(DpSgdFamily):
                 f"not fully enforced, as a rate has fewer records than raco_dp.min_share: {', '.join(report.floored)}",
             )
         return RacoTrained(model=training.model, events=events, noise=randomness.label, report=report)
+
+    def noise_of_steps(self, events: Sequence[Any]) -> dict[str, tuple[float, float, float]]:
+        """Return the noise of gradients, of histograms (Laplace) and of sizes, as the parent class does."""
+        joint, share, normal = events[0].gradient_noise_multiplier, self.raco_dp.resolved_size_share, (1.0, 3.0)
+        found = {
+            "gradients": (joint / math.sqrt(1 - share), *normal),
+            "histograms": (events[0].laplace_scale, 2.0, 6.0),
+        }
+        return found | ({"sizes of cells": (joint / math.sqrt(share), *normal)} if share else {})

@@ -62,6 +62,7 @@ from fairpate.fairness.rates import LabelledRecords, TableByGroup
 from fairpate.methods import base
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.learning import fit_student, passing
+from fairpate.privacy.audit import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.arrays import Released
@@ -484,6 +485,13 @@ class RecordVotes(VotesOfRecords):
         table = TableByGroup(sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=kept, one_W=one_W)
         return table, np.eye(len(votes_KC))[arrays["prototype_M"]], chances_MC.astype(np.float64)
 
+    def attack(self, audited: base.Audited) -> Shadows | None:
+        """Return an attack on the cells of the table."""
+        # Imports torch, which reading a configuration does not need.
+        from fairpate.methods.attack_on_sums import attack_on_counts
+
+        return attack_on_counts(self, audited, unit=UNITS)
+
 
 def labels_of_cells(votes_KC: IntArray | RealArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
     """Label each public record with the class that has most noisy votes at its prototype, and return the labels."""
@@ -704,6 +712,12 @@ class WeightedVotes(VotesOfRecords):
         one_W[0] = UNITS / ONE_RECORD
         table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=rates.KEPT_NOISE * noise, one_W=one_W)
         return table, pool_MW, chances_MC.astype(np.float64)
+
+    def attack(self, audited: base.Audited) -> Shadows | None:
+        """Return an attack on the noisy sums."""
+        from fairpate.methods.attack_on_sums import attack_on_sums, sums_over_sites  # torch
+
+        return attack_on_sums(self, audited, exact_sums=partial(sums_over_sites, self))
 
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:

@@ -65,10 +65,11 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import Split, row_blocks
 from fairpate.data.large_arrays import Gathered
 from fairpate.methods import record_votes
-from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training, noise_within
+from fairpate.methods.base import Audited, ExpectedVotes, NoisySum, Trained, Training, noise_within
 from fairpate.methods.learning import unread_beside_rule
 from fairpate.methods.record_votes import UNITS, PoolLabels, VectorsConfig, VotesOfRecords, WeightedBallot, with_noise
 from fairpate.privacy.accountant import Event, of_unit
+from fairpate.privacy.audit import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.releases.arrays import Released
@@ -432,6 +433,16 @@ class ResidualVotes(RulesOfRecords):
         remark = f"{chosen} Its second moments are {moments}, and the model is {model}."
         return replace(trained, remarks=(remark,))
 
+    def attack(self, audited: Audited) -> Shadows | None:
+        """Return an attack on the noisy sums and residuals."""
+        from fairpate.methods.attack_on_sums import attack_on_sums, sums_over_sites  # torch
+
+        # The run's released sums chose the curvature; those of a shadow release might choose the other.
+        kind = "private" if any(isinstance(event, MomentSums) for event in audited.events) else "public"
+        own = self.residual_votes.model_copy(update={"curvature": kind})
+        here = self.model_copy(update={"residual_votes": own, "ray": RayConfig(num_actors=0)})
+        return attack_on_sums(here, audited, exact_sums=partial(sums_over_sites, here))
+
 
 def noisy_moments(
     exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None = None
@@ -560,6 +571,23 @@ class AdaSsp(RulesOfRecords):
         ridge = max(self.ada_ssp.ridge_share * bound - least, 1.0)
         inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=ridge)
         return arrays["sums_CW"] / UNITS @ inverse_WW
+
+    def attack(self, audited: Audited) -> Shadows | None:
+        """Return an attack on the noisy sums, second moments and their least eigenvalue."""
+        from fairpate.methods.attack_on_sums import attack_on_sums  # torch
+        from teachers.ensemble import BlockPool
+
+        def exact_sums(dataset: Dataset, _: Any) -> dict[str, IntArray]:
+            records = RecordSums.of(WeightedBallot.of(dataset, self.ada_ssp.embedding), dataset.private, BlockPool())
+            exact_WW = records.total(votes_themselves, norm=UNITS**2)
+            return {
+                "sums": records.total(partial(indicators, num_classes=dataset.num_classes), norm=UNITS),
+                "moments": np.triu(exact_WW, 1),
+                "squares": exact_WW.diagonal()[None].copy(),
+            }
+
+        here = self.model_copy(update={"ray": RayConfig(num_actors=0)})
+        return attack_on_sums(here, audited, exact_sums=exact_sums, least_eigenvalue=least_eigenvalue)
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:

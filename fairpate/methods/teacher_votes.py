@@ -30,11 +30,12 @@ from pydantic import Field
 from aggregator.mechanism import label_chances
 from fairpate.config import Count, QueriesConfig, RayConfig, TeachersConfig
 from fairpate.data import Dataset, Split
-from fairpate.methods.base import ExpectedVotes, Trained, Training, noise_within
+from fairpate.methods.base import Audited, ExpectedVotes, Trained, Training, noise_within
 from fairpate.methods.learning import unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, table_event
 from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
+from fairpate.privacy.audit import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.arrays import Released
 from fairpate.types import IntArray
@@ -175,6 +176,12 @@ class TeacherVotes(VotesOfRecords):
         table = next((each for each in others if isinstance(each, VoteSums | VoteTables)), None)
         rule_CW, said = counts.learned(dataset, table, released.arrays.get("table_KC"), self.thresholds)
         return self.published(training, released, rule_CW, said)
+
+    def attack(self, audited: Audited) -> Shadows | None:
+        """Return an attack on the answers of the voters, and on the table of private labels by score."""
+        from fairpate.methods.attack_on_votes import attack_on_votes  # torch
+
+        return attack_on_votes(self, audited, thresholds=self.thresholds, is_one_table=True)
 
 
 def two_moves(num_queries: int) -> float:

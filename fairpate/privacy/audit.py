@@ -28,17 +28,21 @@ Shapes: M canaries, R draws of one release, P places (numbers) of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import scipy
 
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import log_masses
 from fairpate.types import FloatArray
 
+Numbers = npt.NDArray[Any]
+Coins = npt.NDArray[np.bool_]
 _LARGEST_EPSILON = 1e3
 _TOLERANCE = 1e-6
 _LARGEST_MU, _LARGEST_T = 100.0, 1e4
@@ -631,3 +635,72 @@ class IdealAttack:
             return None
         each = num_canaries // 2
         return Separation(num_included=each, num_left_out=each, t=self.mu * math.sqrt(each / 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """The noise of one release, in one draw or in several: ``scores_RP`` are its normal scores
+    (:func:`normal_scores`), NaN where none was seen; ``divisor`` divides all of it, None if it
+    is not of whole numbers."""
+
+    scores_RP: FloatArray
+    divisor: int | None = None
+
+    @classmethod
+    def of(cls, noise: Numbers, stddev: float) -> Self:
+        """Return one draw, of whole numbers with this claimed noise."""
+        whole = np.asarray(noise, np.int64).ravel()
+        return cls(scores_RP=normal_scores(whole, stddev)[None], divisor=int(np.gcd.reduce(whole)) if whole.size else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What an attacker sees of the ``S`` releases of one shadow release.
+
+    ``scores_SM``: the score of every canary in each release, in standard deviations of the claimed noise; NaN for a
+    canary that does not enter this release, and no rows for releases that are not attacked. ``gains_SM``: how much the
+    score of an included canary is raised on average. ``noise``: for each release, the noise that was seen, in draws of
+    several kinds; ``draws``: the same noise number by number.
+    """
+
+    scores_SM: FloatArray
+    gains_SM: FloatArray
+    noise: tuple[tuple[NoiseSeen, ...], ...]
+    draws: tuple[Drawn, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claimed:
+    """A noisy release of a method with what the statement claims of it alone; ``is_attacked``: scores of
+    :class:`Seen` have a row for it. ``is_joint``: this row counts in the attack on all releases together. ``reach``:
+    the most that a unit added without noise, over its bound."""
+
+    name: str
+    claim: IdealAttack
+    is_attacked: bool = True
+    is_joint: bool = True
+    reach: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shadows:
+    """Attacks on simulated ("shadow") releases of one kind, such as noisy tables; ``attack`` describes them in words.
+
+    A canary is a record that the attacker looks for; a fair coin decides whether a release includes it. ``play(coins)``
+    draws one shadow release with those canaries whose coins (M,) are true, and returns what the attacker sees.
+    ``events``: the accountant's privacy events of one release. ``releases``: its parts with noises of their own.
+    ``is_gaussian``: the scores are normally distributed, or sums of many terms. ``is_pure``: the noise of the releases
+    is Laplace. ``control_noise``: the share of the noise, 1 for the run itself. ``more``: by release, what all that was
+    played shows together. ``unseen``: faults that this attack cannot see, in words.
+    """
+
+    attack: str
+    events: tuple[Event, ...]
+    num_canaries: int
+    releases: tuple[Claimed, ...]
+    play: Callable[[Coins], Seen]
+    is_gaussian: bool = False
+    is_pure: bool = False
+    control_noise: float = 1.0
+    more: Callable[[], Mapping[str, tuple[NoiseSeen | NoiseTest, ...]]] = dict
+    unseen: tuple[str, ...] = ()

@@ -28,7 +28,6 @@ from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.releases.directory import RunDirectoryError
 from fairpate.report.run_page import Audit, audit_page
-from fairpate.run import audit as run_audit
 from fairpate.run import private_metrics
 from fairpate.run.audit import AuditError, audit_run
 from fairpate.run.bundle import verify_bundle, write_bundle
@@ -167,8 +166,8 @@ def count_twice(patched: pytest.MonkeyPatch) -> None:
 
     patched.setattr(private_fit.GradientClipper, "sum", doubled)
     table = dp_fair_learning.joint_table
-    for module in (dp_fair_learning, run_audit):  # also where the attacker counts what it knows
-        patched.setattr(module, "joint_table", lambda *given, **how: 2 * table(*given, **how))
+    # Also where the attacker counts what it knows.
+    patched.setattr(dp_fair_learning, "joint_table", lambda *given, **how: 2 * table(*given, **how))
     answer = mechanism.ConfidentVotes.answer
     patched.setattr(mechanism.ConfidentVotes, "answer", lambda self, votes_QC, **how: answer(self, 2 * votes_QC, **how))
     patched.setattr(private_metrics, "records_of_unit", lambda records: np.full(len(records), 0.5))

@@ -1,0 +1,448 @@
+"""An attack on trainings by noisy steps, those of the DP-SGD family.
+
+A canary has a feature of its own. The score is the likelihood ratio of the noisy sums of all steps, in the direction of
+the canary's gradient. Models without such a direction (convolutions) are attacked by how much the published model
+raised the odds of the canary's label, which is weak. Releases of a step beside its gradients (histograms, sizes,
+matrices, shares) are attacked in one step on all records.
+
+The method names its releases and their noise (``noise_of_steps``). The control is the method itself, planned for what
+half the noise costs.
+
+Shapes: M canaries, H hidden units, D features, P numbers of one release.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairpate.data import Dataset
+from fairpate.data.dataset import Split
+from fairpate.methods.base import Audited, Watch, price
+from fairpate.methods.shadows import (
+    LOUD,
+    MANY,
+    MOST_EACH,
+    OTHERS,
+    AuditError,
+    ShadowData,
+    gaussian_claim,
+    joined,
+    labels_and_groups,
+    reach_of,
+    setting_of,
+    training_of,
+)
+from fairpate.nn.models import scale_bytes
+from fairpate.privacy.accountant import LaplaceReleases, PoissonGaussians, SpentError
+from fairpate.privacy.audit import (
+    Claimed,
+    Coins,
+    Drawn,
+    IdealAttack,
+    NoiseSeen,
+    NoiseTest,
+    Seen,
+    Shadows,
+    gaussian_mu,
+    normal_scores,
+    spread_of_samples,
+)
+from fairpate.types import FloatArray, IntArray
+
+_FAR = 50.0  # of a logarithm of odds
+_MOST_NUMBERS = 4096  # of a parameter, whose noise is looked at
+_MOST_DRAWS, _MOST_PLACES = 1024, 1024  # steps and numbers of a step, whose noise is looked at one by one
+_SAMPLED, _MOST_ALONE = 60, 64  # expected samples with a canary that is alone, and trainings of it
+_STILL = 0.05  # standard deviations of the noise, within which weights move as released
+
+
+def attack_on_steps(config: Any, audited: Audited) -> Shadows:
+    """Return the attack on trainings of the method ``config`` (:func:`_on_trainings`), or its control."""
+    if not audited.is_control:
+        return _on_trainings(config, audited)
+    events: Sequence[Any] = audited.events
+    # The same method, planned for what half the noise costs.
+    weaker: list[Any] = [
+        replace(event, **{name: value / 2 for name, value in _noises(event).items()}) for event in events
+    ]
+    epsilon = price(weaker, delta=config.target.delta, accounting=config.target.accounting).epsilon
+    half = config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
+    shadows = _on_trainings(half, audited)
+    share = min(
+        less / noise
+        for of_run, of_control in zip(events, shadows.events, strict=True)
+        for noise, less in zip(_noises(of_run).values(), _noises(of_control).values(), strict=True)
+    )
+    # Not always half: the control is planned by its epsilon, and group shares keep their noise.
+    return replace(shadows, control_noise=share)
+
+
+def _noises(event: Any) -> dict[str, float]:
+    """Return the noise scales of a privacy event by the names of its fields. For Laplace noise the only scale is
+    1/epsilon, under the name ``epsilon``."""
+    if isinstance(event, LaplaceReleases):
+        return {"epsilon": 1 / event.epsilon}
+    return {
+        name: value
+        for name, value in vars(event).items()
+        if isinstance(value, float)
+        and (name.startswith("noise_") or name.endswith(("_stddev_votes", "_multiplier", "laplace_scale")))
+    }
+
+
+@dataclass(kw_only=True)
+class _Sums:
+    """What a training's noisy sums showed by name: squares of the noise over its claim, and the largest exact norm."""
+
+    total: float = 0.0
+    num: int = 0
+    norm: float = 0.0
+
+
+def _on_trainings(config: Any, audited: Audited) -> Shadows:
+    """Return an attack on trainings of the DP-SGD family. Each canary (a record that the attacker looks for) has a
+    feature of its own, which is 0 in every other record, so that the model's weights of this feature depend on the
+    canary alone.
+
+    The attacker sees the noisy sums of all steps, which the guarantee is for. The noise that is claimed is that of the
+    run's privacy events; of a control that of its own training's events.
+    """
+    facts, loaded, stated, initial_model = audited.facts, audited.loaded, audited.events, audited.initial_model
+    rates = {rate for event in stated if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
+    # The rate of the run, with which the number of records was published; coins must not change it.
+    size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
+    config = config.model_copy(update={"dp_sgd": config.dp_sgd.model_copy(update={"num_records": size})})
+    width = math.prod(facts.record_shape)
+    number_M = np.random.default_rng(0).permutation(width)[:MOST_EACH]
+    loud_MD = torch.zeros(len(number_M), width)
+    loud_MD[torch.arange(len(number_M)), torch.from_numpy(number_M)] = 255 if facts.kind == "image" else LOUD
+    canary_x = loud_MD.reshape(-1, *facts.record_shape)
+    canary_x = canary_x.to(torch.uint8) if facts.kind == "image" else canary_x
+    canaries = (canary_x, *labels_and_groups(facts, len(number_M)))
+    label_M = canaries[1]
+    public_x = torch.zeros(MOST_EACH, *facts.record_shape, dtype=canary_x.dtype) if loaded is None else loaded.public.x
+    # Half of the canaries are included on average: a shadow release is as large as that of the run.
+    setting = setting_of(
+        facts, public_x, canaries, num_others=max(0, size - len(number_M) // 2), loaded=loaded, is_embedded=False
+    )
+    true_M, seen_x = torch.from_numpy(label_M), scale_bytes(canary_x)
+
+    def odds(model: torch.nn.Module) -> FloatArray:
+        """Return the log odds that ``model`` gives to every canary's label."""
+        with torch.no_grad():
+            logits_MC = model.eval()(seen_x).double()
+        own_M = logits_MC.gather(1, true_M[:, None])
+        rest_MC = logits_MC.scatter(1, true_M[:, None], -math.inf)
+        return (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
+
+    def trained(dataset: Dataset, watch: Watch, model: torch.nn.Module) -> Any:
+        return config.train(replace(training_of(config, dataset, model), watch=watch))
+
+    # First one canary alone, without the others: how far it moves the exact sums of all steps, and how often it is
+    # sampled, whatever is drawn.
+    sums: dict[str, _Sums] = {}
+
+    def reached(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG001
+        kept, length = sums.setdefault(name, _Sums()), _length(name, exact) / norm
+        kept.norm, kept.num, kept.total = max(kept.norm, length), kept.num + 1, kept.total + (length > 0)
+
+    # A convolution shares its weights among places: no canary has a direction of its own.
+    first = next(initial_model(config, setting.dataset).parameters())
+    has_direction = first.ndim == 2 and first.shape[1] == width
+    labels = min(len(facts.label_names), len(number_M))
+    # Where shadow releases do not show who is sampled, as many steps as it takes to see twice the rate.
+    wanted = 0.0 if has_direction and loaded is None else _SAMPLED / min(rates, default=math.inf)
+    for number in range(_MOST_ALONE):
+        if number >= labels and sums["gradients"].num >= wanted:
+            break
+        start = number % labels * setting.copies
+        alone = replace(setting.dataset, private=setting.canaries.take(list(range(start, start + setting.copies))))
+        # Of so few records noisy group shares may be all 0.
+        public = config.with_public_shares(num_groups=len(facts.group_names), num_classes=len(facts.label_names))
+        public.train(replace(training_of(public, alone, initial_model(public, alone)), watch=reached))
+    one_step = _OneStep.of(config, audited, canary_x)
+    whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
+    events = trained(whole, reached_by_many := _Names(), initial_model(config, whole)).events
+    multipliers = config.noise_of_steps(tuple(events if audited.is_control else stated))
+    if unknown := set(reached_by_many.names) - set(multipliers):
+        raise AuditError(f"method: {config.method} releases {', '.join(sorted(unknown))}, for which no audit is known.")
+    rate = next((r for event in events if (r := getattr(event, "sampling_rate", 1.0)) < 1), 1.0)
+    is_replaced = getattr(events[0], "relation", "") == "replace one"
+
+    def play(included_M: Coins) -> Seen:
+        dataset = setting.with_canaries(included_M)
+        if is_replaced:  # by a record at the origin
+            rest = setting.canaries.take(np.flatnonzero(np.repeat(~included_M, setting.copies)).tolist())
+            dataset = replace(dataset, private=joined(dataset.private, replace(rest, x=torch.zeros_like(rest.x))))
+        model = initial_model(config, dataset)
+        # Subtract the odds under the initial model, whose weights a public seed draws.
+        before = odds(model)
+        seen = {name: [_Sums(), _Sums()] for name in multipliers}
+        rows = {name: list[FloatArray]() for name in multipliers}
+        ratio_M, squared_M = np.zeros(len(number_M)), np.zeros(len(number_M))
+        counts_M, steps = np.zeros(len(number_M)), _Steps(config, number_M)
+
+        def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
+            multiplier, variance, _ = multipliers[name]
+            pairs = [
+                tuple(np.asarray(_on_cpu(each), np.float64).ravel()[:_MOST_NUMBERS] for each in pair)
+                for pair in zip(exact, released, strict=True)
+            ]
+            # Noise may be missing on empty samples alone.
+            of = seen[name][any(was_P.any() for was_P, _ in pairs)]
+            for was_P, shown_P in pairs:
+                of.total += float((((shown_P - was_P) / (norm * multiplier)) ** 2).sum()) / variance
+                of.num += len(was_P)
+            if num_rows[name] < _MOST_DRAWS:
+                num_rows[name] += 1
+                each = max(1, _MOST_PLACES // len(pairs))
+                noise_P = np.concatenate([(shown_P - was_P)[:each] for was_P, shown_P in pairs])
+                stddev = norm * multiplier * math.sqrt(variance)
+                rows[name].append(normal_scores(noise_P, stddev, laplace=name == "histograms"))
+            if name == "gradients" and has_direction:
+                # Its own feature's weights show in the exact sum whether a canary is in the sample.
+                exact_HD = next(each for each in exact if each.shape == first.shape)
+                counts_M[:] += (exact_HD.detach().cpu()[:, number_M] != 0).any(dim=0).numpy()
+                shown_HD = next(each for each in released if each.shape == first.shape)
+                steps.see(model, shown_HD, stddev=norm * multiplier)
+                shift_M, score_M = _along(model, shown_HD, norm)
+                weight_M, projected_M = np.minimum(shift_M, 1.0) / multiplier, score_M / multiplier
+                # The likelihood ratio of a Poisson sample: the canary is in it with the sampling rate.
+                raised_M = np.clip(projected_M * weight_M - weight_M**2 / 2, -_FAR, _FAR)
+                ratio_M[:] += raised_M if rate == 1 else np.log1p(rate * np.expm1(raised_M))
+                squared_M[:] += weight_M**2 if rate == 1 else rate**2 * np.expm1(np.minimum(weight_M**2, _FAR))
+
+        def _along(model: torch.nn.Module, shown_HD: Tensor, norm: float) -> tuple[FloatArray, FloatArray]:
+            """Return the norm of every canary's gradient by its own feature's weights, over the clipping bound, and
+            the released sum in its direction."""
+            weights = next(model.parameters())
+            with torch.enable_grad():
+                loss = torch.nn.functional.cross_entropy(model(seen_x.to(weights.device)), true_M, reduction="sum")
+                # Only its own canary has a feature, so that one gradient of the sum has that of each in its column.
+                (slopes_HD,) = torch.autograd.grad(loss, [weights])
+            columns = torch.from_numpy(number_M)
+            slope_HM, shown_HM = (each.detach().cpu()[:, columns].double().numpy() for each in (slopes_HD, shown_HD))
+            length_M = np.linalg.norm(slope_HM, axis=0)
+            return length_M / norm, (slope_HM * shown_HM).sum(axis=0) / np.maximum(length_M, 1e-30) / norm
+
+        result = trained(dataset, watch, model)
+        if has_direction:
+            gain_M = np.sqrt(squared_M)
+            score_M = ratio_M / np.maximum(gain_M, 1e-30) + gain_M / 2
+        else:
+            # Of unknown gain: this attack alone has no power, whatever it finds.
+            score_M, gain_M = odds(result.model) - before, np.zeros(len(number_M))
+        noise = {
+            name: [NoiseSeen.of_squares(each.total, each.num, kurtosis=multipliers[name][2]) for each in seen[name]]
+            for name in names
+        }
+        if has_direction and loaded is None:
+            sampled.extend(counts_M[included_M].tolist())
+            moved.append(steps.apart)
+            num_steps.append(steps.num)
+        of_beside = one_step.seen(included_M)
+        draws = [
+            Drawn(scores_RP=np.array(rows[name]) if rows[name] else np.zeros((0, num_places.get(name, 0))))
+            for name in names
+        ]
+        num_places.update({name: each.scores_RP.shape[1] for name, each in zip(names, draws, strict=True)})
+        return Seen(
+            scores_SM=np.stack([score_M, *(score for score, _ in of_beside)]),
+            gains_SM=np.stack([gain_M, *(gain for _, gain in of_beside)]),
+            noise=tuple(tuple(noise[name]) for name in names),
+            draws=tuple(draws),
+        )
+
+    # Of all that is played: how often canaries were sampled, how weights moved, and the steps whose noise is kept.
+    sampled, moved, num_steps = list[float](), list[float](), list[int]()
+    num_rows, num_places = dict.fromkeys(multipliers, 0), dict[str, int]()
+    names = [name for name in multipliers if name in reached_by_many.names]
+
+    def more() -> dict[str, tuple[NoiseSeen | NoiseTest, ...]]:
+        found: list[NoiseSeen | NoiseTest] = []
+        if moved:
+            found.append(NoiseTest(what="weights", value=max(moved), p_value=float(max(moved) <= _STILL)))
+        if rate < 1:
+            # Of canaries without a direction, as it was seen of one alone.
+            in_samples = sums["gradients"]
+            if sampled:
+                in_samples = _Sums(total=sum(sampled), num=num_steps[0] * len(sampled))
+                found.append(spread_of_samples(sampled, num_steps=num_steps[0], rate=rate))
+            found.append(NoiseSeen.of_samples(int(in_samples.total), in_samples.num, rate=rate))
+        return {"gradients": tuple(found)}
+
+    delta, releases = config.target.delta, []
+    for name in names:
+        reach = max(sums[name].norm if name in sums else 0.0, one_step.reach.get(name, 0.0))
+        if name == "gradients":
+            # Of the gradients alone, where each step releases more.
+            count = sum(getattr(event, "count", 0) for event in events if getattr(event, "sampling_rate", 1.0) == rate)
+            alone_event = PoissonGaussians(
+                count=count,
+                noise_multiplier=multipliers[name][0],
+                sampling_rate=rate,
+                relation=events[0].relation,
+            )
+            epsilon = price([alone_event], delta=delta, accounting=config.target.accounting).epsilon
+            claim = IdealAttack(epsilon=epsilon, mu=gaussian_mu(epsilon, delta) if epsilon else 0.0)
+            releases.append(Claimed(name=name, claim=claim, reach=reach))
+        else:
+            # The others in one step on all records, where no sample of others hides a canary.
+            claim = one_step.claim(name, delta)
+            releases.append(Claimed(name=name, claim=claim, is_joint=False, reach=reach))
+    # Without sampling, a step is Gaussian itself.
+    is_gaussian = rate == 1 or sum(getattr(event, "count", 0) for event in events) >= MANY
+    attack = (
+        "likelihood ratio of the noisy sums of all steps in the direction of the canary's gradient"
+        if has_direction
+        else "how much the published model raised the odds of the canary's label"
+    )
+    return Shadows(
+        attack=attack,
+        events=events,
+        num_canaries=len(number_M),
+        releases=tuple(releases),
+        play=play,
+        is_gaussian=is_gaussian,
+        more=more,
+    )
+
+
+class _Steps:
+    """Compares how the weights of the canaries' features move with what the steps of a training release."""
+
+    def __init__(self, config: Any, number_M: IntArray) -> None:
+        self._momentum, self._number_M = config.dp_sgd.momentum, number_M
+        self._scale = config.dp_sgd.batch_size / config.dp_sgd.learning_rate
+        self._weights_HM = self._velocity_HM = np.zeros((0, 0))
+        self.num, self.apart = 0, 0.0
+        """The number of steps, and the largest difference in standard deviations of the noise."""
+
+    def see(self, model: torch.nn.Module, shown_HD: Tensor, *, stddev: float) -> None:
+        """See the weights before a step that releases ``shown_HD``."""
+        weights_HM, shown_HM = (
+            each.detach().cpu()[:, self._number_M].double().numpy() for each in (next(model.parameters()), shown_HD)
+        )
+        if self.num:
+            apart = np.abs((self._weights_HM - weights_HM) * self._scale - self._velocity_HM).max()
+            # Weights are rounded to floats of 24 bits.
+            rounded = 2.0**-22 * max(1.0, float(np.abs(weights_HM).max())) * self._scale
+            self.apart = max(self.apart, (float(apart) - rounded) / stddev)
+            shown_HM = shown_HM + self._momentum * self._velocity_HM
+        self._weights_HM, self._velocity_HM, self.num = weights_HM, shown_HM, self.num + 1
+
+
+def _length(name: str, arrays: Sequence[Any]) -> float:
+    """Return the length of what a step releases, in the norm of its sensitivity; infinite if it has NaN."""
+    flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in map(_on_cpu, arrays)])
+    return float(np.nan_to_num(np.linalg.norm(flat, ord=1 if name == "histograms" else 2), nan=math.inf))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OneStep:
+    """Trainings of one step on all records, with the noise that the target asks for: the releases of a step beside its
+    gradients are attacked there, and every kind of unit shows what it adds.
+
+    ``own``: by release, what each canary adds (M, P), in units of the bound; ``reach``: the most that any unit adds.
+    """
+
+    config: Any
+    audited: Audited
+    setting: ShadowData
+    multipliers: dict[str, tuple[float, float, float]]
+    own: dict[str, FloatArray]
+    reach: dict[str, float]
+
+    @classmethod
+    def of(cls, config: Any, audited: Audited, canary_x: Tensor) -> Self:
+        facts, initial_model = audited.facts, audited.initial_model
+        sgd = {"epochs": 1.0, "batch_size": OTHERS, "num_records": OTHERS}
+        single = config.model_copy(update={"dp_sgd": config.dp_sgd.model_copy(update=sgd)})
+        canaries = (canary_x, *labels_and_groups(facts, len(canary_x)))
+        setting = setting_of(facts, canary_x[:1] * 0, canaries, num_others=OTHERS, loaded=None, is_embedded=False)
+        public = single.with_public_shares(num_groups=len(facts.group_names), num_classes=len(facts.label_names))
+        copies, numbers = setting.copies, range(len(canary_x))
+
+        def exact(records: Split) -> dict[str, FloatArray]:
+            dataset, found = replace(setting.dataset, private=records), dict[str, FloatArray]()
+
+            def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG001
+                flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in map(_on_cpu, exact)])
+                found[name] = flat / norm
+
+            # Shares that are released may all be 0 for so few records; the steps do not depend on declared ones.
+            for each in (single, public)[: 1 + (public is not single)]:
+                with suppress(SpentError):
+                    each.train(replace(training_of(each, dataset, initial_model(each, dataset)), watch=watch))
+            return found
+
+        model = initial_model(single, setting.dataset)
+        events = single.train(replace(training_of(single, setting.dataset, model), watch=(names := _Names()))).events
+        # Without NaN, of which a training warns.
+        reach = reach_of(facts, canary_x, exact, odd=(0.0, 0.01, 1 / LOUD), l1=("histograms",))
+        own: dict[str, FloatArray] = {}
+        beside = sorted(names.names - {"gradients"})
+        if beside:
+            alone = setting.others.take([0])
+            added = [setting.canaries.take(list(range(m * copies, (m + 1) * copies))) for m in numbers]
+            of_one, of_each = exact(alone), [exact(joined(alone, canary)) for canary in added]
+            own = {name: np.stack([of_both[name] - of_one[name] for of_both in of_each]) for name in beside}
+        multipliers = single.noise_of_steps(events)
+        return cls(config=single, audited=audited, setting=setting, multipliers=multipliers, own=own, reach=reach)
+
+    def claim(self, name: str, delta: float) -> IdealAttack:
+        """Return the strongest attack on what is claimed of this release of the one step."""
+        scale = self.multipliers[name][0]
+        return IdealAttack(epsilon=1 / scale, mu=None) if name == "histograms" else gaussian_claim(1.0, scale, delta)
+
+    def seen(self, included_M: Coins) -> list[tuple[FloatArray, FloatArray]]:
+        """Draw one step with these canaries; return the scores and gains (M,) of each release but the gradients."""
+        if not self.own:
+            return []
+        noise: dict[str, FloatArray] = {}
+
+        def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
+            flat = [
+                np.concatenate([np.asarray(_on_cpu(p), np.float64).ravel() for p in each]) for each in (exact, released)
+            ]
+            noise[name] = (flat[1] - flat[0]) / norm
+
+        dataset = self.setting.with_canaries(included_M)
+        model = self.audited.initial_model(self.config, dataset)
+        self.config.train(replace(training_of(self.config, dataset, model), watch=watch))
+        found = []
+        for name in self.multipliers:
+            if name == "gradients":
+                continue
+            own_MP, (scale, variance, _) = self.own[name], self.multipliers[name]
+            # The attacker does not know the coins of the others: each adds half of what it adds, give or take.
+            found_P = noise[name] + (included_M - 0.5) @ own_MP
+            spread_PP = scale**2 * variance * np.eye(own_MP.shape[1]) + own_MP.T @ own_MP / 4
+            along_MP = np.linalg.solve(spread_PP, own_MP.T).T
+            squared_M = (along_MP * own_MP).sum(axis=1)
+            # Without the canary's own coin, by Sherman and Morrison.
+            rest_M = 1 - squared_M / 4
+            gain_M = np.sqrt(squared_M / rest_M)
+            score_M = (along_MP @ found_P + squared_M / 2) / rest_M / np.maximum(gain_M, 1e-30)
+            found.append((score_M, gain_M))
+        return found
+
+
+def _on_cpu(values: Any) -> Any:
+    return values.detach().cpu() if isinstance(values, Tensor) else values
+
+
+class _Names:
+    """Remembers the names of the releases of a training."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def __call__(self, name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG002
+        self.names.add(name)
