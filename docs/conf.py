@@ -13,6 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks" / "papers"))
 import generated
+import measured
 
 gc.disable()  # doctrees stay: looking through them again and again would be a seventh of a build
 
@@ -71,9 +72,11 @@ def write_live_pages(app: Any, error: Exception | None) -> None:
 
 
 def fill_in(_: Any, page: str, source: list[str]) -> None:
-    """Navigation for the index, and for pages of reference what they are a reference of."""
+    """Navigation for the index, numbers for tables of results, and what pages of reference are a reference of."""
     if page == "index":
         source[0] = generated.navigation(source[0])
+    elif page == "coverage":
+        source[0] = measured.filled(source[0])
     elif page in BELOW:
         source[0] += "\n" + BELOW[page]()
 

@@ -40,7 +40,15 @@ from typing import Any
 import measured
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("coverage", "results", "results-frontier", "results-published", "results-speed", "results-teachers")
+PAGES = (
+    "coverage",
+    "related-methods",
+    "results",
+    "results-frontier",
+    "results-published",
+    "results-speed",
+    "results-teachers",
+)
 _WORDS = re.compile(r"`((?:fairpate (?:run|compare|data|methods|audit)|python benchmarks/)[^`]*)`")
 _BLANKS = re.compile(r"(?<![\w-])(?:[A-Z]|[A-Z]{3,})(?![\w-])|\.\.\.|\[--|=[A-Z]+\b")
 _SWEEPS = re.compile(r"(?:fairpate compare|python benchmarks/papers/papers.py) (configs/\S+\.yaml)(.*)")
@@ -53,6 +61,7 @@ _SEEDED = {
     "private_metrics": "--seeds {}",
     "run_times": "--repeats 1",
 }
+_OTHERS = ("papers/commands.py", "papers/measured.py")
 _TIMES = ("run_times", "lagrangian")
 _SHOWN = 3
 
@@ -76,10 +85,11 @@ def main() -> None:
 
 
 def commands_of(pages: Sequence[Path]) -> list[str]:
-    """The commands of the pages, in their order, each once, but for this script's."""
-    found = (" ".join(words.split()) for page in pages for words in _WORDS.findall(page.read_text(encoding="utf-8")))
+    """The commands of the pages, in their order, each once, but for those that measure nothing themselves."""
+    texts = (measured.filled(page.read_text(encoding="utf-8")) for page in pages)
+    found = (" ".join(words.split()) for text in texts for words in _WORDS.findall(text))
     commands = (words for words in found if len(words.split()) > 2 or words.startswith("python"))
-    return list(dict.fromkeys(words for words in commands if Path(__file__).name not in words))
+    return list(dict.fromkeys(words for words in commands if not any(name in words for name in _OTHERS)))
 
 
 def outcome(command: str, limit: float) -> dict[str, Any]:

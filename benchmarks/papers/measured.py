@@ -2,31 +2,46 @@
 
     {"command": ..., "cells": {NAME: {"seeds": [...], "unit": ..., "relation": ..., "delta": ..., METRIC: [...]}}}
 
-A metric has one value per seed, in the order of the seeds; null where it is undefined. A document quotes a value as a
-link, ``[83.1 ± 1.6 %](results/FILE.json#NAME:METRIC)``, and
+A metric has one value per seed, in the order of the seeds; null where it is undefined. docs/results/SHA256SUMS has the
+digest of every file: ``write`` keeps it, so that a number which was changed by hand is found. A document quotes a value
+as a link, ``[83.1 ± 1.6 %](results/FILE.json#NAME:METRIC)``, and
 
-    python benchmarks/papers/measured.py docs/coverage.md
+    python benchmarks/papers/measured.py docs/results-published.md
 
-writes the text of every such link anew, with a dagger where a seed of the cell is degenerate.
-``tests/deploy/test_quoted_results.py`` holds that it is up to date.
+writes the text of every such link anew, with a dagger where a seed of the cell is degenerate. A table may leave its
+numbers to the build of the documentation: ``filled`` writes those of a table whose header names cells,
+
+    | data | bound | accuracy {raco_odds#$1/raco_dp/bound=$2,epsilon=0.5:accuracy} | gap {:odds_full} | 3 {epsilon=3} |
+
+where ``$1`` is the text of the row's first column (or its key, ``Adult {adult}``; an empty cell repeats the one above).
+What a reference leaves out is that of the column before it, and settings alone change these in its cell; without a
+metric they repeat the columns before them. A body cell may have text or a reference of its own. Sentences quote tables
+of their section: ``unsupported`` finds those that do not.
+
+    python benchmarks/papers/measured.py --print docs/coverage.md
+
+``tests/deploy/test_quoted_results.py`` holds that all of it is up to date.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import json
 import math
 import re
 import statistics
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairpate.files import write_atomically
 from fairpate.types import strict
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
 QUOTE = re.compile(r"\[([^\]]*)\]\((results/[\w.-]+\.json)#([^):]+):(\w+)\)")
+SUMS = "SHA256SUMS"
 NOT_RUN = "not run"
 DAGGER = " †"
 _SHARES = (
@@ -58,7 +73,21 @@ def write(name: str, *, command: str, cells: Cells, **remarks: Any) -> Path:
     text = f'{{"command": {json.dumps(command)},\n{head}"cells": {{\n{lines}\n}}}}\n'
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8") and None)
+    write_digests([path])
     return path
+
+
+def digests() -> dict[str, str]:
+    """Digest of each file of results by its name, as SHA256SUMS has them."""
+    lines = (FOLDER / SUMS).read_text(encoding="utf-8").splitlines() if (FOLDER / SUMS).exists() else []
+    return {name: digest for digest, name in (line.split("  ") for line in lines)}
+
+
+def write_digests(paths: Sequence[Path]) -> None:
+    """Keep the digests of files that were measured anew; those of the others stay, so that they are still checked."""
+    found = digests() | {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    lines = "".join(f"{found[name]}  {name}\n" for name in sorted(found))
+    write_atomically(FOLDER / SUMS, lambda temporary: temporary.write_text(lines, encoding="utf-8") and None)
 
 
 def read(name: str) -> Cells:
@@ -140,11 +169,178 @@ def quoted(document: str) -> str:
     return QUOTE.sub(anew, document)
 
 
+class _Reference(NamedTuple):
+    file: str
+    cell: str
+    metric: str
+
+    def resolve(self, words: str) -> _Reference:
+        """Complete `words`, the inside of a pair of braces, from this reference of the column before."""
+        place, _, metric = words.rpartition(":")
+        file, _, cell = place.rpartition("#")
+        if "=" in cell and not file and "/" not in cell:  # settings that replace those of the same name
+            replaced = dict(setting.split("=") for setting in cell.split(","))
+            cell = _SETTING.sub(lambda setting: f"{setting[1]}={replaced.pop(setting[1], setting[2])}", self.cell)
+            if replaced:
+                raise QuoteError(f"{words}: {self.cell} has no such setting.")
+        return _Reference(file or self.file, cell or self.cell, metric)
+
+
+_FILL = re.compile(r"\{((?:[\w.$-]+#)?[^{}:|]*:[\w$]+)\}")
+_AGAIN = re.compile(r"(.*?) ?\{([\w.]+=[^{}:#/|]*)\}")
+_KEY = re.compile(r"(.*?) ?\{([^{}:]*)\}")
+_SETTING = re.compile(r"([\w.]+)=([^,/]*)")
+_OURS = re.compile(
+    r"(?<![\w.])-?(?:\d+(?:\.\d+)? ± \d+(?:\.\d+)?(?: %)?|\d\.\d{3}(?!\d)|\d+\.\d\dx(?: \([\d.]+ to [\d.]+\))?)(?: †)?"
+)
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
+
+
+def filled(document: str) -> str:
+    """``document`` with the numbers of its tables, and below each its files, seeds and commands."""
+    return "".join(
+        f"{line}\n" for is_table, lines in _blocks(document) for line in (_filled(lines)[0] if is_table else lines)
+    )
+
+
+def references(document: str) -> list[tuple[str, str, str, str]]:
+    """Words, file, cell and metric of every number that ``document`` quotes, in links and in tables."""
+    found = [(words, Path(file).stem, cell, metric) for words, file, cell, metric in QUOTE.findall(document)]
+    for is_table, lines in _blocks(document):
+        found += _filled(lines)[1] if is_table else []
+    return found
+
+
+def unsupported(document: str) -> list[str]:
+    """Numbers in sentences of ``document`` that no table of their section has, or of the section that they link to.
+
+    A section is what stands below a heading. A number of ours has a standard deviation, three digits after the point or
+    an x; others, such as a paper's, are not looked at. A link with a number and a place in another file is left out.
+    """
+    sections: dict[str, tuple[list[str], set[str]]] = {"": ([], set())}
+    title = ""
+    for is_table, lines in _blocks(document):
+        for line in lines:
+            if line.startswith("#"):
+                title = re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-")
+                sections[title] = ([], set())
+            elif not is_table or not _FILL.search(lines[0]):
+                sections[title][0].append(line)
+        if is_table:
+            sections[title][1].update(words for words, *_ in _filled(lines)[1])
+    found = []
+    for text, numbers in sections.values():
+        prose = " ".join(text)
+        for words, place in _LINK.findall(prose):
+            if place.startswith("#"):
+                there = sections.get(place[1:], ([], set()))[1]
+                found += [number for number in _OURS.findall(words) if number not in there]
+        found += [number for number in _OURS.findall(_LINK.sub("", prose)) if number not in numbers]
+    return found
+
+
+def _blocks(document: str) -> Iterator[tuple[bool, list[str]]]:
+    """Tables, and the lines between them."""
+    for is_table, lines in groupby(document.splitlines(), lambda line: line.startswith("|")):
+        yield is_table, list(lines)
+
+
+def _filled(lines: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str, str]]]:
+    """A table with its numbers, and what they are; a table without references as it is."""
+    if not _FILL.search(lines[0]):
+        return list(lines), []
+    head, *rows = _repeated([[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines])
+    starts = [_FILL.search(title) for title in head]
+    titles = [title[: start.start()].strip() if start else title for title, start in zip(head, starts, strict=True)]
+    patterns = [title[start.start() :] if start else "" for title, start in zip(head, starts, strict=True)]
+    found: list[tuple[str, str, str, str]] = []
+    files: dict[str, Cells] = {}
+
+    def number(reference: _Reference) -> str:
+        if reference.file not in files:
+            files[reference.file] = read(reference.file)
+        cells = files[reference.file]
+        if reference.cell not in cells:
+            raise QuoteError(f"results/{reference.file}.json has no cell {reference.cell}.")
+        words = text(reference.metric, values(cells, reference.cell, reference.metric))
+        words += DAGGER if is_degenerate(cells[reference.cell]) else ""
+        found.append((words, *reference))
+        return words
+
+    body, above = [titles], [""] * len(head)
+    for row in rows:
+        row += [""] * (len(head) - len(row))
+        for place, cell in enumerate(row):
+            if not patterns[place]:
+                keyed = _KEY.fullmatch(cell)
+                row[place] = keyed[1] if keyed else cell
+                above[place] = keyed[2] if keyed else cell or above[place]
+        keys = [key for key, pattern in zip(above, patterns, strict=True) if not pattern]
+        column = _Reference("", "", "")
+        for place, pattern in enumerate(patterns):
+            for label, key in enumerate(keys, 1):
+                pattern = pattern.replace(f"${label}", key)
+            parts = _FILL.split(pattern)
+            for odd in range(1, len(parts), 2):
+                column = column.resolve(parts[odd])
+                parts[odd] = "" if row[place] else number(column)
+            if pattern:
+                own = _FILL.split(row[place])
+                own[1::2] = [number(column.resolve(words)) for words in own[1::2]]
+                row[place] = "".join(own if row[place] else parts)
+        body.append(row)
+    shown = [f"| {' | '.join(row)} |" for row in body]
+    return [shown[0], f"|{'-|' * len(head)}", *shown[1:], "", _sources(files, found)], found
+
+
+def _repeated(table: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Head and rows with all columns: ``4 {weight=4}`` in the head stands for those of its group, with that setting."""
+    head, _, *rows = table
+    if longer := [row for row in rows if len(row) > len(head)]:
+        raise QuoteError(f"| {' | '.join(longer[0])} | has more columns than the head of its table.")
+    every: list[list[str]] = [[] for _ in table[1:]]
+    group: list[tuple[str, str]] = []  # words and metric
+    for place, title in enumerate(head):
+        below = [row[place] if place < len(row) else "" for row in rows]
+        again, start = _AGAIN.fullmatch(title), _FILL.search(title)
+        if again is None:
+            if start:
+                found = (title[: start.start()].strip(), start[1].rpartition(":")[2])
+                group = [*group, found] if start[1].startswith(":") else [found]
+            for line, cell in zip(every, [title, *below], strict=True):
+                line.append(cell)
+            continue
+        for odd, (words, metric) in enumerate(group):
+            shown = words if odd else ": ".join([again[1], *words.split(": ")[1:]])
+            every[0].append(f"{shown} {{{'' if odd else again[2]}:{metric}}}")
+            for line, cell in zip(every[1:], below, strict=True):
+                line.append(f"{cell[:-1]}:{metric}}}" if _AGAIN.fullmatch(cell) else cell)
+    return every
+
+
+def _sources(files: Mapping[str, Cells], found: Sequence[tuple[str, str, str, str]]) -> str:
+    """Where the numbers of a table are, how many seeds they are of, and the command that measured them."""
+    said = []
+    for file, cells in files.items():
+        command = json.loads((FOLDER / f"{file}.json").read_text(encoding="utf-8"))["command"]
+        seeds = sorted({_named(cells[cell]["seeds"]) for _, name, cell, _ in found if name == file}, key=len)
+        said.append(f"[{file}](results/{file}.json), seeds {' or '.join(seeds)}, by `{command}`")
+    return f"Numbers: {'; '.join(said)}."
+
+
 def main() -> None:
-    """Write the quotations of the documents that are named."""
-    for name in sys.argv[1:]:
-        path = Path(name)
-        path.write_text(quoted(path.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the quotations of the documents that are named, or print them with their tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("documents", nargs="+", type=Path)
+    parser.add_argument("--print", action="store_true", help="print the documents with the numbers of their tables")
+    options = parser.parse_args()
+    for path in options.documents:
+        document = quoted(path.read_text(encoding="utf-8"))
+        if options.print:
+            print(filled(document))
+        else:
+            path.write_text(document, encoding="utf-8")
+            print(*(f"{path}: {number} is in no table of its section" for number in unsupported(document)), sep="\n")
 
 
 if __name__ == "__main__":

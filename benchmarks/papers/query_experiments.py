@@ -35,8 +35,8 @@ from fairpate.types import GateRule, VoteBatch
 FOLDER = Path(__file__).parents[2] / "configs"
 DATA: dict[str, tuple[str, int, float, tuple[float, ...]]] = {
     "utkface": ("utkface.yaml", 1510, 1e-6, (1, 2, 4, 6, 8, 10)),
-    "fairface": ("fairface.yaml", 1510, 1e-6, (1, 2, 4, 6, 8, 10)),
     "color_mnist": ("color_mnist_paper.yaml", 1000, 1e-5, (0.5, 1, 1.5, 2, 2.5, 3)),
+    "fairface": ("fairface.yaml", 1510, 1e-6, (1, 2, 4, 6, 8, 10)),
 }
 """Configuration, public records, delta, budgets."""
 THRESHOLDS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -59,7 +59,9 @@ def main() -> None:
             continue
         for name, numbers in measure(data, seed, options.state):
             papers.add(found, name, seed, numbers)
-        measured.write("query_experiments", command="python benchmarks/papers/query_experiments.py", cells=found)
+        there = " ".join(each for each in DATA if any(name.startswith(f"{each}/") for name in found))
+        command = f"python benchmarks/papers/query_experiments.py --data {there}"
+        measured.write("query_experiments", command=command, cells=found)
         print(f"{data}, seed {seed}", flush=True)
 
 

@@ -1,5 +1,7 @@
-"""Numbers of docs/coverage.md are those of the files they link to; its commands parse and its configurations exist."""
+"""Numbers of docs/coverage.md are those of the files of results; its commands parse and its configurations exist."""
 
+import hashlib
+import json
 import re
 import shlex
 import sys
@@ -23,19 +25,21 @@ from commands import PAGES, commands_of, compared  # noqa: E402
 from fairpate.methods.base import configured  # noqa: E402
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
-COVERAGE = ROOT / "docs" / "coverage.md"
+COVERAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+BUILT = measured.filled(COVERAGE)
 CODE = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"(?:configs|benchmarks)/[\w./-]+\.(?:yaml|py)")
 SECTION = re.compile(r"\[([^\]]*)\]\((results(?:-\w+)?)\.md#([\w-]+)\)")
 NUMBER = re.compile(r"\d")
 
 
+@cache
 def quotations() -> list[tuple[str, str, str, str]]:
-    return measured.QUOTE.findall(COVERAGE.read_text(encoding="utf-8"))
+    return measured.references(COVERAGE)
 
 
 def commands() -> list[str]:
-    text = " ".join(COVERAGE.read_text(encoding="utf-8").split())
+    text = " ".join(BUILT.split())
     return [code for code in CODE.findall(text) if code.startswith(("fairpate ", "python "))]
 
 
@@ -51,7 +55,8 @@ def test_pictures_are_drawn_from_the_results_that_are_here() -> None:
 
 
 def test_every_quotation_is_what_was_measured() -> None:
-    for page, least in (("coverage", 100), ("results-published", 40), ("results-frontier", 100)):
+    assert len(quotations()) > 1500
+    for page, least in (("coverage", 15), ("results-published", 40), ("results-frontier", 100)):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         assert len(measured.QUOTE.findall(text)) > least
         assert measured.quoted(text) == text, f"write it anew: python benchmarks/papers/measured.py docs/{page}.md"
@@ -82,7 +87,7 @@ def test_a_mark_is_met_within_three_tenths_of_a_point_or_two_standard_errors_bel
 def test_a_cell_with_a_degenerate_seed_is_marked_where_it_is_quoted() -> None:
     marked, read = 0, cache(measured.read)
     for words, file, cell, metric in quotations():
-        flags = read(Path(file).stem).get(cell, {}).get("degenerate", [])
+        flags = read(file).get(cell, {}).get("degenerate", [])
         has_mark = words.endswith("†")
         assert has_mark == (metric != "seeds" and sum(flags) > 0), f"{file}#{cell}:{metric}"
         marked += has_mark
@@ -118,7 +123,7 @@ def test_every_run_is_a_configuration_that_refuses_only_where_its_command_says_s
 
 
 def test_what_is_quoted_of_another_page_stands_there() -> None:
-    quoted = SECTION.findall(COVERAGE.read_text(encoding="utf-8"))
+    quoted = SECTION.findall(COVERAGE)
     assert len(quoted) > 10
     for words, name, section in quoted:
         page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
@@ -135,7 +140,7 @@ LARGE += ("fermi_parity", "fermi_odds", "fermi_parity_epsilon")
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE))
-        for name in sorted({Path(file).stem for _, file, _, _ in quotations()})
+        for name in sorted({file for _, file, _, _ in quotations()})
     ],
 )
 def test_every_cell_that_is_quoted_is_there_or_is_one_of_its_sweep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +150,79 @@ def test_every_cell_that_is_quoted_is_there_or_is_one_of_its_sweep(name: str, mo
         of_sweep = set(papers.cell_names(cells_of(load_sweep(path), folder=path.parent)).values())
         assert known <= of_sweep
         known = of_sweep
-    assert {cell for _, file, cell, _ in quotations() if Path(file).stem == name} <= known
+    assert {cell for _, file, cell, _ in quotations() if file == name} <= known
+
+
+def test_files_of_results_are_as_they_were_written() -> None:
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in measured.FOLDER.glob("*.json")}
+    assert files == measured.digests(), "a file of results was changed by hand"
+
+
+def test_sentences_quote_the_tables_of_their_section() -> None:
+    assert measured.unsupported(COVERAGE) == []
 
 
 def test_a_number_that_was_changed_by_hand_is_found() -> None:
-    quote = next(q for q in measured.QUOTE.finditer(COVERAGE.read_text(encoding="utf-8")) if q[1] != measured.NOT_RUN)
-    changed = quote[0].replace(quote[1], "0.0 %")
-    assert measured.quoted(changed) == quote[0]
+    quote = next(found for found in measured.QUOTE.finditer(COVERAGE) if found[1] != measured.NOT_RUN)
+    assert measured.quoted(quote[0].replace(quote[1], "0.0 %")) == quote[0]
+    in_link, in_sentence = "0.164 ± 0.028", "91.5 ± 0.7 %"
+    for number, other in ((in_link, "0.165 ± 0.028"), (in_sentence, "91.5 ± 0.8 %")):
+        assert COVERAGE.count(number) == 1
+        assert measured.unsupported(COVERAGE.replace(number, other)) == [other]
+
+
+def test_a_page_opens_with_claim_verdict_and_link_and_its_source_is_short() -> None:
+    assert len(COVERAGE.encode()) <= 60_000
+    rows = COVERAGE.split("\n\n")[2].splitlines()
+    assert rows[0] == "| paper | claim | verdict | why |"
+    verdicts = Counter(row.split(" | ")[2] for row in rows[2:])
+    assert set(verdicts) == {"confirmed", "in part", "not confirmed", "not comparable"}
+    assert sum(verdicts.values()) > 30
+    anchors = {
+        re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)$", COVERAGE, re.M)
+    }
+    assert set(re.findall(r"\]\(#([\w-]+)\)", COVERAGE)) <= anchors
+
+
+def test_a_table_is_filled_from_the_cells_that_its_head_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a group of columns the first names the cell; labels, settings and a row's own reference change it."""
+    cells = {
+        f"adult/m/weight={weight},epsilon={epsilon}": {
+            "seeds": [0],
+            "accuracy": [weight / 10],
+            "parity": [epsilon / 100],
+        }
+        for weight in (1, 2)
+        for epsilon in (1, 3)
+    }
+    cells["adult/m/weight=2,epsilon=3"]["degenerate"] = [True]
+    (tmp_path / "some.json").write_text(json.dumps({"command": "fairpate compare some.yaml", "cells": cells}))
+    monkeypatch.setattr(measured, "FOLDER", tmp_path)
+    page = """# A page
+
+Below 0.010, at 30.0 %.
+
+| data | epsilon | weight 1: accuracy {some#$1/m/weight=1,epsilon=$2:accuracy} | gap {:parity} | 2 {weight=2} |
+|-|-|-|-|-|
+| Adult {adult} | 1 |
+|  | 3 | {epsilon=1:accuracy} | none |
+"""
+    table = """| data | epsilon | weight 1: accuracy | gap | 2: accuracy | gap |
+|-|-|-|-|-|-|
+| Adult | 1 | 10.0 % | 0.010 | 20.0 % | 0.010 |
+|  | 3 | 10.0 % | none | 20.0 % † | 0.030 † |
+
+Numbers: [some](results/some.json), seeds 0, by `fairpate compare some.yaml`.
+"""
+    assert measured.filled(page).partition("30.0 %.\n\n")[2] == table
+    assert measured.unsupported(page) == []
+    assert measured.unsupported(page.replace("0.010,", "0.030,")) == ["0.030"]  # that model is degenerate
+    with pytest.raises(measured.QuoteError, match="has no cell adult/m/weight=7"):
+        measured.filled(page.replace("weight=1", "weight=7"))
+    with pytest.raises(measured.QuoteError, match="no such setting"):
+        measured.filled(page.replace("{weight=2}", "{size=2}"))
+    with pytest.raises(measured.QuoteError, match="more columns"):
+        measured.filled(page.replace("| none |", "| none | | | |"))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +292,7 @@ def test_the_page_says_what_became_of_every_command_that_was_run() -> None:
     left_out = len(every) - len(log)
     # At most one in ten, patterns left out, may be named as too long.
     assert count["too long"] + left_out <= (len(every) - count["placeholder"]) / 10
-    said = " ".join(COVERAGE.read_text(encoding="utf-8").split())
+    said = " ".join(COVERAGE.split())
     assert f"{len(log)} of {len(every)} ran: {count['same']} measure the stored digits again" in said
     assert f"{count['ran']} end well and store nothing; {count['placeholder']} are patterns" in said
     assert f"{count['failed']} need data or weights" in said
