@@ -179,9 +179,6 @@ class LedgerTerms:
         """Return the terms as plain JSON values, as a ledger stores them."""
         mechanism = {"name": self.mechanism.name, "parameters": asdict(self.mechanism)}
         values = asdict(self) | {"mechanism": mechanism, "beside": [event_json(event) for event in self.beside]}
-        # Left out where there are none, as in ledgers from before they could be.
-        if not self.beside:
-            del values["beside"]
         # Through JSON, as stored terms go: a tuple becomes a list.
         found: dict[str, Any] = json.loads(json.dumps(values))
         return found
@@ -194,7 +191,7 @@ class LedgerTerms:
             "mechanism": mechanism_named(**values["mechanism"]),
             "gate": GateRule(**values["gate"]),
             "budget": Budget(**values["budget"]),
-            "beside": tuple(event_from(event) for event in values.get("beside", ())),
+            "beside": tuple(event_from(event) for event in values["beside"]),
         }
         return cls(**{**values, **typed})
 

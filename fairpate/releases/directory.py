@@ -91,9 +91,8 @@ class RunDirectory:
 
     @property
     def made_on(self) -> str | None:
-        """The date on which the run began, in UTC; None if an earlier version of this package, which recorded no date,
-        made the run."""
-        return read_json(self.environment).get("made_on") if self.environment.is_file() else None
+        """The date on which the run began, in UTC; None if the folder does not say, as that of a bundle."""
+        return read_json(self.environment)["made_on"] if self.environment.is_file() else None
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
         """Raise RunDirectoryError unless the run has its privacy statement and, as the arguments ask for them, its
@@ -162,8 +161,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields in which two configurations, ``before`` and ``now``, differ: a mapping from their dotted names,
     sorted, to texts of the form ``name: before -> now``. A missing value is shown as None."""
-    # Earlier versions may not have written empty sections.
-    old, new = ({path: leaf for path, leaf in flattened(values).items() if leaf != {}} for values in (before, now))
+    old, new = (flattened(dict(values)) for values in (before, now))
     names = sorted(old.keys() | new.keys())
     return {name: f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)}
 

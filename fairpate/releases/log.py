@@ -41,8 +41,7 @@ def read_receipt(run: RunDirectory) -> Release | None:
         return None
     try:
         values = json.loads(run.receipt.read_text(encoding="utf-8"))
-        # Receipts of earlier versions have no plan.
-        return Release(**values | {name: tuple(map(event_from, values.get(name, ()))) for name in ("events", "plan")})
+        return Release(**values | {name: tuple(map(event_from, values[name])) for name in ("events", "plan")})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OdometerError(f"{run.receipt}: damaged ({error}); restore the file from a copy.") from error
 

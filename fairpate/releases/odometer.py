@@ -254,7 +254,7 @@ def state_folder() -> Path:
     return usual
 
 
-# Plans are a table of their own: odometers of earlier versions have none.
+# Plans and parts are tables of their own: few releases have one.
 _TABLES = """
     CREATE TABLE IF NOT EXISTS releases (
         number INTEGER PRIMARY KEY, run TEXT UNIQUE, data TEXT, unit TEXT, relation TEXT, noise TEXT, method TEXT,

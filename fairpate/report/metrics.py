@@ -270,8 +270,7 @@ class Evaluation:
         return math.nan if gap.left_out else gap.value
 
     def measured(self, notion: NotionName) -> GapResult:
-        """Return the gap or rate of a notion of fairness; NOT_MEASURED if it was not evaluated, for example by an
-        earlier version of this package."""
+        """Return the gap or rate of a notion of fairness; NOT_MEASURED if it was not evaluated."""
         return self.gaps.get(NOTIONS[notion].reading, NOT_MEASURED)
 
     @property

@@ -74,7 +74,7 @@ from fairpate.report.records import Guarantee, described_events
 from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
-from fairpate.run.publication import card_of, card_values, read_evaluation, require_current_metrics, write_card
+from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.types import GateRule, PrivacyStatement, Relation, UsageError, UserError, restored, stepwise, strict, tell
 from student.card import read_card
 
@@ -215,8 +215,6 @@ def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     """Write the model card of ``run``, unless both of its files (HTML and JSON) exist and match ``statement`` and the
     run's student. The new card repeats the intended use that an earlier card states."""
     use: Mapping[str, Any] = {}
-    if run.metrics.is_file():
-        require_current_metrics(run)
     if run.card.is_file():
         card = read_json(run.card)
         use = card.get("use", {})
@@ -555,8 +553,7 @@ class _Check:
             "unmeasured_groups": measured.not_measured,
             "epsilon_is_data_dependent": False,
             "answered": None if queries is None else queries.answered,
-            # Without one in the record, of an earlier version, nothing is claimed.
-            **({"declared_units": self.said.declared_units} if given.get("declared_units") is not None else {}),
+            "declared_units": self.said.declared_units,
         }
         # Through JSON, which made lists of tuples and null of what is undefined.
         expected = json.loads(json.dumps(strict(expected)))

@@ -214,7 +214,6 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
                 f"{path}: missing, but a card describes a published student; repeat the run's command to finish the "
                 "run. A run of a method without privacy publishes nothing and has no card."
             )
-    require_current_metrics(run)
     # Read as plain values: a card needs the method's name, not the package that defines it.
     config = read_yaml(run.config)
     trained_on = require_data(run)
@@ -240,15 +239,6 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             split_seed=chosen.seed,
         )
     return card_of(run, method=config["method"], data=data, use=use, made_on=run.made_on)
-
-
-def require_current_metrics(run: RunDirectory) -> None:
-    """Raise RunDirectoryError if the metrics of ``run`` are of an earlier version, which showed small cells."""
-    if not {"least_cell", "hides_predictions"} <= read_json(run.metrics).keys():
-        raise RunDirectoryError(
-            f"{run.metrics}: these metrics are of an earlier version, which did not leave out small groups, or small "
-            "counts of predictions; repeat the run's command, which measures the same model again and charges nothing."
-        )
 
 
 def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:

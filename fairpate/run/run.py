@@ -436,7 +436,7 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
     if baseline is None:
-        run.without_privacy.unlink(missing_ok=True)  # an earlier version had one of fewer records
+        run.without_privacy.unlink(missing_ok=True)  # that of an evaluation with other settings
     else:
         write_json(run.without_privacy, asdict(baseline), private=True)
     private = None

@@ -192,7 +192,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
             raise
 
     def public_labels(questions: Sequence[Question]) -> Sequence[int | None]:
-        # A ledger from before there were offsets goes on without them.
+        # A ledger whose first callers asked a session from Python, which has no offsets, goes on without them.
         if rule is None or session.offsets is None or not questions:
             return [None] * len(questions)
         import torch

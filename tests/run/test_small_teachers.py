@@ -240,14 +240,14 @@ def test_another_released_table_is_refused_once_offsets_follow_from_the_first(ke
         config.service_rule(dataset, copy)
 
 
-def test_a_service_that_began_without_offsets_goes_on_without_them(kept: Any, tmp_path: Any) -> None:
+def test_a_ledger_that_a_session_from_python_answered_from_is_served_without_offsets(kept: Any, tmp_path: Any) -> None:
     copy = copied(RunDirectory(root=kept.out), tmp_path / "copy")
     config = kept.model_copy(update={"out": copy.root})
     _, questions = of_test_records(config, 10)
     voters = VotesHere.model_construct(**dict(config))
     plan = config.plan(of_test_records(config, 1)[0])
     terms = plan.terms(voters.standing_voters(plan.dataset, copy).ensemble)
-    with Ledger(copy.ledger, terms) as ledger:  # as an earlier version served it
+    with Ledger(copy.ledger, terms) as ledger:  # as a session from Python answers
         session = AggregatorSession(ledger, source=plan.source)
         asked = [dataclasses.replace(question.query, askers=(Asker("alice"),)) for question in questions]
         half = kept.num_voters // 2
