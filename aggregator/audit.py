@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from aggregator.ledger import Charge, LedgerState, LedgerTerms, back_end, read_ledger
 from aggregator.session import epsilon_data_independent
-from aggregator.store import Head, LedgerError, Place, entry_payload, rows_after, shown, verified_entries
+from aggregator.store import Address, Head, LedgerError, entry_payload, rows_after, shown, verified_entries
 from fairpate.files import give_to_owner, sync, write_atomically
 from fairpate.pages import delta_text
 from fairpate.types import UserError, strict
@@ -75,7 +75,7 @@ class VerifiedLedger:
     offsets: tuple[int, ...] | None = None
 
 
-def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
+def verify(place: Address, *, anchor: Address | None = None) -> VerifiedLedger:
     """Verify a ledger and return its summary.
 
     Each entry must have the digest that follows from its predecessor's. The last entries on record in the ledger's head
@@ -104,13 +104,13 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
     )
 
 
-def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Charge]:
+def rows(place: Address, *, anchor: Address | None = None) -> Sequence[Charge]:
     """Return all charges in the ledger at ``place``, in the order they were made. LedgerError for a ledger that
     :func:`verify` does not accept."""
     return _read(place, anchor)[1].charges
 
 
-def export(place: Place, out: Path, *, before: Callable[[], object] = lambda: None) -> None:
+def export(place: Address, out: Path, *, before: Callable[[], object] = lambda: None) -> None:
     """Write a ledger's terms (mechanism, gate, budget) and all its charges to the file ``out``, atomically. ``before``
     is called after all checks, before anything is written.
 
@@ -136,7 +136,7 @@ def export(place: Place, out: Path, *, before: Callable[[], object] = lambda: No
     write_atomically(out, write, private=True)
 
 
-def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, LedgerState]:
+def _read(place: Address, anchor: Address | None = None) -> tuple[LedgerTerms, LedgerState]:
     state = read_ledger(place, anchor)
     try:
         return LedgerTerms.from_json(state.stored_terms), state
@@ -158,7 +158,7 @@ class LogEnd(NamedTuple):
 START = LogEnd()
 
 
-def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Iterator[tuple[LogEnd, str]]:
+def lines_after(place: Address, end: LogEnd, actions: Path | None = None) -> Iterator[tuple[LogEnd, str]]:
     """Yield the lines that are to be appended to an audit log that ends at ``end``. Each comes as a pair: the end that
     the log then has, and the line.
 
@@ -219,7 +219,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
 
 
 def follow(
-    place: Place, end: LogEnd, actions: Path | None = None, *, pause_s: float = 1.0
+    place: Address, end: LogEnd, actions: Path | None = None, *, pause_s: float = 1.0
 ) -> Iterator[tuple[LogEnd, str]]:
     """Yield the pairs of :func:`lines_after`, then further pairs as entries and actions are added; never ends.
 

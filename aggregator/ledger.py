@@ -39,7 +39,7 @@ from pydantic_core import from_json
 
 from aggregator import store
 from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
-from aggregator.store import Head, Header, LedgerError, Place, Row, canonical
+from aggregator.store import Address, Head, Header, LedgerError, Row, canonical
 from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
@@ -406,10 +406,10 @@ class BackEnd(NamedTuple):
     store: type[store.SqliteStore | PostgresStore]
     reader: type[store.SqliteReader | PostgresReader]
     anchor: type[Anchor]
-    write: Callable[[Place, Header, Sequence[Row]], None]
+    write: Callable[[Address, Header, Sequence[Row]], None]
 
 
-def back_end(place: Place) -> BackEnd:
+def back_end(place: Address) -> BackEnd:
     """Return the back end (files or databases) for ``place``, the path or the database URL of a ledger."""
     if store.is_database(place):
         from aggregator import postgres  # here only: psycopg is an extra
@@ -420,7 +420,7 @@ def back_end(place: Place) -> BackEnd:
     return BackEnd(store.SqliteStore, store.SqliteReader, store.FileAnchor, store.write_file)
 
 
-def noted_at(place: Place | None) -> tuple[Head, ...]:
+def noted_at(place: Address | None) -> tuple[Head, ...]:
     """Return the number and digest of a ledger's last entry, as stored in the anchor at ``place``. They are the only
     item of a tuple, which is empty if ``place`` is None.
 
@@ -447,11 +447,11 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 
     def __init__(
         self,
-        place: Place,
+        place: Address,
         terms: LedgerTerms,
         *,
         create: bool = True,
-        anchor: Place | None = None,
+        anchor: Address | None = None,
         take_over: bool = False,
     ) -> None:
         """Open the ledger at ``place``; every entry is verified and replayed before anything is written.
@@ -648,7 +648,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         self._add(kind, payload)
 
 
-def read_ledger(place: Place, anchor: Place | None = None) -> LedgerState:
+def read_ledger(place: Address, anchor: Address | None = None) -> LedgerState:
     """Read and verify the ledger at ``place``, and return its state; nothing is written.
 
     LedgerError if an entry's digest is wrong, or if this is not a ledger of the current schema. LedgerError also if the

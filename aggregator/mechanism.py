@@ -212,7 +212,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         offsets_C: Sequence[int] | None = None,
     ) -> list[Outcome]:
         # Word 0 of a row is for the check, the others for one class each: a draw never shifts another, in any block.
-        words = source.words(keys, 1 + votes_QC.shape[1])
+        words = source.machine_words(keys, 1 + votes_QC.shape[1])
         noise_Q = discrete_gaussians(self.threshold_stddev_votes, words[:, 0], source)
         (confident,) = (votes_QC.max(axis=1) + noise_Q >= self.threshold).nonzero()
         # Nothing is drawn for a query that failed the check; it is charged for both steps all the same.

@@ -23,7 +23,7 @@ import psycopg
 from psycopg import Connection, errors
 
 from aggregator import store
-from aggregator.store import Head, LedgerError, Place, StoreError, UnreachableError, shown
+from aggregator.store import Address, Head, LedgerError, StoreError, UnreachableError, shown
 
 _TABLES: LiteralString = """
     CREATE TABLE IF NOT EXISTS fairpate_ledgers (
@@ -65,7 +65,7 @@ class Commits:
     ``place`` is the URL as messages show it, without a password; ``name`` is the name of the ledger or anchor.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self._at, self.place, (self.url, self.name) = place, shown(place), split_place(place)
         self.connection = connect(self.url)
         self.close = self.connection.close
@@ -102,7 +102,7 @@ class Commits:
             raise StoreError("; ".join(self._warnings))
 
 
-def split_place(place: Place) -> tuple[str, str]:
+def split_place(place: Address) -> tuple[str, str]:
     """Split a ledger's URL ``place`` into the URL of its database and the ledger's name. LedgerError if the name is
     missing."""
     url, _, name = str(place).partition("#")
@@ -211,7 +211,7 @@ class PostgresReader:
     ``connection`` is used for reading; None opens a new one.
     """
 
-    def __init__(self, place: Place, connection: Connection[Any] | None = None) -> None:
+    def __init__(self, place: Address, connection: Connection[Any] | None = None) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
         self._owns = connection is None
         self._connection = connection or connect(url)
@@ -252,7 +252,7 @@ class PostgresStore(Commits):
 
     remedy = "Bring the database back, or stop the other writer; writing then resumes."
 
-    def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:
+    def __init__(self, place: Address, terms: str, *, create: bool, take_over: bool) -> None:
         super().__init__(place)
         # Reads inside the transaction that has locked the row since the epoch was taken.
         self.reader = partial(PostgresReader, place, self.connection)
@@ -352,7 +352,7 @@ class PostgresStore(Commits):
             time.sleep(0.05)
 
 
-def write_database(place: Place, header: store.Header, rows: Sequence[store.Row]) -> None:
+def write_database(place: Address, header: store.Header, rows: Sequence[store.Row]) -> None:
     """Write a complete ledger to the database URL ``place`` in one transaction. LedgerError if a ledger of this name
     exists."""
     commits, head = Commits(place), Head(rows[-1][0], rows[-1][3]) if rows else header.start

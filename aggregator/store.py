@@ -63,7 +63,7 @@ _DATABASE = ("postgresql://", "postgres://")
 EntryKind = Literal["reserve", "commit", "limit", "offsets", "free"]
 Row: TypeAlias = tuple[int, EntryKind, str, str]
 """The number, kind, text and digest of an entry, as they are stored."""
-Place: TypeAlias = Path | str
+Address: TypeAlias = Path | str
 """A place where a ledger or an anchor is stored: a path, or a database URL that ends in #NAME."""
 
 # One spelling per value, because digests are over the text.
@@ -162,7 +162,7 @@ def entry_payload(name: str, number: int, text: str) -> dict[str, Any]:
     return payload
 
 
-def is_database(place: Place) -> bool:
+def is_database(place: Address) -> bool:
     """Return whether ``place`` is a database URL and not a path. LedgerError if the database driver is not
     installed."""
     if not isinstance(place, str) or not place.startswith(_DATABASE):
@@ -176,7 +176,7 @@ def is_database(place: Place) -> bool:
     return True
 
 
-def shown(place: Place) -> str:
+def shown(place: Address) -> str:
     """Return ``place``, a path or a URL, as text for messages, without the URL's password."""
     if not isinstance(place, str) or "://" not in place:
         return str(place)
@@ -377,7 +377,7 @@ def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
     unfinished.replace(path)
 
 
-def write_file(place: Place, header: Header, rows: Sequence[Row]) -> None:
+def write_file(place: Address, header: Header, rows: Sequence[Row]) -> None:
     """Write a complete ledger and its head file to ``place``, or nothing. LedgerError if ``place`` already has a file
     of a ledger."""
     path = Path(place)
@@ -395,7 +395,7 @@ class SqliteReader:
     nothing can be read now, LedgerError if there is no ledger.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         path = self._path = Path(place)
         if not path.is_file():
             remedy = "restore it, or give a run folder or a ledger file that exists"
@@ -435,7 +435,7 @@ class SqliteStore:
 
     remedy = "Repair its disk, then give the command again."
 
-    def __init__(self, place: Place, terms: str, *, create: bool, take_over: bool) -> None:  # noqa: ARG002 - of databases
+    def __init__(self, place: Address, terms: str, *, create: bool, take_over: bool) -> None:  # noqa: ARG002 - of databases
         path = self._path = Path(place)
         self.reader = partial(SqliteReader, path)
         self._database: sqlite3.Connection | None = None
@@ -575,7 +575,7 @@ class FileAnchor:
     """An anchor in a file: the number and digest of a ledger's last entry, stored apart from the ledger. If the ledger
     is replaced by an older copy, the copy lacks this entry, and cannot overwrite the anchor."""
 
-    path: Place
+    path: Address
 
     def make(self, head: Head) -> None:
         """Create the anchor's file with ``head``, the ledger's last entry. LedgerError if the file exists already or

@@ -46,7 +46,7 @@ def nearest(value: object, known: Iterable[object]) -> str:
     return f"{guess} known: {', '.join(names) or 'none'}"
 
 
-PLACE = re.compile(r"[\w.]+:[\w.]+")
+CODE_NAME = re.compile(r"[\w.]+:[\w.]+")
 ALLOWED = "FAIRPATE_ALLOW_CODE"
 REMEDY = f"if you trust it, set {ALLOWED}=1 in the environment"
 _imported: set[str] = set()
@@ -1151,7 +1151,7 @@ def apply_override(values: dict[str, Any], *overrides: Override) -> dict[str, An
 
 # The fields that no digest of a configuration includes: where a run happens, and what its pages name or call fair, does
 # not change what it computes; a file of weights is identified by its checksum.
-PLACES = (
+NOT_IN_DIGESTS = (
     "out",
     "names_earlier",
     "storage",

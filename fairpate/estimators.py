@@ -603,7 +603,7 @@ def _delta_caution(config: Method, dataset: Dataset) -> str:
     return delta_caution(config.target.delta, public_units(config, dataset), unit) if config.is_private else ""
 
 
-Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
+LabelArray = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
 
 
 class Parameters(Sections, total=False):
@@ -873,7 +873,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None, random_state: Any = None
-    ) -> Labels:
+    ) -> LabelArray:
         """Return the predicted labels (N,). With ``idp3``, a demographic-parity gate at prediction, the result is a
         masked array in which records that the gate refuses are masked.
 
@@ -958,7 +958,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             made = Path(scratch) / "estimator"
             made.mkdir()
             _write_student(self.student_, made)
-            config = configuration.without(self.config_.model_dump(mode="json"), configuration.PLACES)
+            config = configuration.without(self.config_.model_dump(mode="json"), configuration.NOT_IN_DIGESTS)
             (made / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
             columns, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
             described = {
@@ -1520,7 +1520,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         model.privacy_, model.statement_ = self.privacy_, self.statement_
         return self
 
-    def predict(self, X: npt.ArrayLike, **given: Any) -> Labels:
+    def predict(self, X: npt.ArrayLike, **given: Any) -> LabelArray:
         """Return the labels of the best model; arguments as in :meth:`FairClassifier.predict`."""
         check_is_fitted(self, "best_estimator_")
         return self.best_estimator_.predict(X, **given)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fairpate.types import functional, torch
+from fairpate.lazy import functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,8 +2,7 @@
 progress reports.
 
 Every package may import this module; it documents the meaning, unit and range of shared values once. Long loops report
-their progress with :func:`tell` to the command that runs them. Libraries that take a second to import are imported when
-they are first used (:class:`Later`).
+their progress with :func:`tell` to the command that runs them.
 
 Shapes: Q queries, C classes, G groups.
 """
@@ -18,9 +17,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -516,40 +514,3 @@ def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[Non
         yield
     finally:
         _listener.reset(token)
-
-
-class Later:
-    """A lazy import: an object that stands for a slow library. It imports the library when one of its attributes is
-    first used.
-
-    A module writes ``from fairpate.types import torch`` instead of ``import torch``, so that commands that do not need
-    torch start sooner. This does not work for a module that uses a base class or a decorator of the library, because
-    these are needed at once: such a module writes ``import torch``. Attributes are looked up at every use, so that a
-    test may replace one in the library.
-    """
-
-    def __init__(self, library: str) -> None:
-        self._library = library
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Without it, unpickling looks for __setstate__ before `_library` is set, and __getattr__ calls itself forever.
-        return Later, (self._library,)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(self._library), name)
-
-
-if TYPE_CHECKING:
-    import pyarrow.dataset
-    import safetensors.torch
-    import sklearn as sklearn
-    import torch as torch
-    from torch.nn import functional as functional
-
-    arrow_dataset, safetensors_torch = pyarrow.dataset, safetensors.torch
-else:
-    arrow_dataset = Later("pyarrow.dataset")
-    functional = Later("torch.nn.functional")
-    safetensors_torch = Later("safetensors.torch")
-    sklearn = Later("sklearn")
-    torch = Later("torch")

@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.http_server import Body, FaultError, largest_body_bytes, new_app
-from fairpate.types import GateRule, torch
+from fairpate.lazy import torch
+from fairpate.types import GateRule
 from student.card import read_card
 from student.student import load_student
 

@@ -35,8 +35,9 @@ from threadpoolctl import threadpool_limits
 from fairpate import __version__
 from fairpate.config import ShardsConfig
 from fairpate.files import Storage
+from fairpate.lazy import torch
 from fairpate.nn.models import scale_bytes, seeded_torch
-from fairpate.types import PACKAGES, Advance, IntArray, UserError, stream_seed, torch
+from fairpate.types import PACKAGES, Advance, IntArray, UserError, stream_seed
 from teachers import ensemble
 from teachers.ensemble import ArrayShard, ArrayWeights, Block, BlockPool
 from teachers.teacher import TRAINING

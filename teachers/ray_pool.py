@@ -61,8 +61,9 @@ import numpy.typing as npt
 
 from fairpate.config import RayConfig
 from fairpate.data.dataset import row_blocks
+from fairpate.lazy import torch
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
-from fairpate.types import PACKAGES, IntArray, torch
+from fairpate.types import PACKAGES, IntArray
 from teachers import ensemble as ensembles
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, count_block
 

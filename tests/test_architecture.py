@@ -14,7 +14,7 @@ sys.path.append(str(ROOT / "benchmarks" / "speed"))
 import structure  # noqa: E402
 
 FLOORS = (
-    ("fairpate.types",),
+    ("fairpate.types", "fairpate.lazy"),
     ("fairpate.config", "fairpate.files", "fairpate.pages", "fairpate.oriented_gradients"),
     ("fairpate.http_server", "fairpate.terminal"),
     ("fairpate.privacy", "fairpate.fairness"),
@@ -81,9 +81,9 @@ def test_the_mathematics_needs_neither_torch_nor_ray(package):
     for name, module in MODULES.items():
         if is_within(name, package):
             # What it names for type checkers, other modules import by it when they first use it.
-            runs = [each for each in module.imports if each[0] != "types" or name != "fairpate.types"]
+            runs = [each for each in module.imports if each[0] != "types" or name != "fairpate.lazy"]
             imported = {top.split(".")[0] for _, top, _ in runs}
-            put_off = {part for _, top, part in module.imports if top == "fairpate.types"}
+            put_off = {part for _, top, part in module.imports if top == "fairpate.lazy"}
             assert not (imported | put_off) & HEAVY, name
 
 

@@ -19,7 +19,7 @@ import fairpate
 from fairpate.estimators import FairClassifier, Parameters, parameters_of
 from fairpate.methods.base import method_names
 from fairpate.privacy.mechanism_events import VoteTables
-from fairpate.releases.odometer import Odometer, Release
+from fairpate.releases.odometer import Odometer, RunCharge
 
 ROOT = Path(__file__).parents[1]
 WITH_EXAMPLES = [
@@ -135,8 +135,8 @@ def test_statements_and_the_odometer_print_as_tables(tmp_path: Path) -> None:
     assert table["method"] == "dp_sgd"
     assert float(table["epsilon"]) == statement.epsilon
     odometer = Odometer(tmp_path)
-    odometer.record(
-        Release(
+    odometer.charge(
+        RunCharge(
             run="1",
             data="clinic",
             unit="record",

@@ -52,7 +52,7 @@ from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.api import Reply
 from aggregator.service.server import Backend, ServiceSettings
 from aggregator.session import AggregatorSession, PublicPool, Question
-from aggregator.store import FileAnchor, Head, Header, LedgerError, Place, Row, ledger_files, rows_after
+from aggregator.store import Address, FileAnchor, Head, Header, LedgerError, Row, ledger_files, rows_after
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray
@@ -107,7 +107,7 @@ class Campaign:
     made: bool = False
 
     @property
-    def ledger(self) -> Place:
+    def ledger(self) -> Address:
         """The ledger under attack."""
         return self.folder / "ledger" / "ledger.sqlite" if self.server is None else self.server.url("attacked")
 
@@ -287,7 +287,7 @@ def hear(campaign: Campaign, reply: Reply) -> None:
 
 def serve(
     folder: Path,
-    place: Place,
+    place: Address,
     anchor: Path | None,
     port: int,
     die_at: tuple[int, int] | None,
@@ -428,7 +428,7 @@ def check_rollback(campaign: Campaign) -> None:
     older = campaign.older
     campaign.older = _copy(campaign.ledger)
     assert older is not None
-    place: Place = campaign.folder / f"older-{sum(campaign.points.values())}.sqlite"
+    place: Address = campaign.folder / f"older-{sum(campaign.points.values())}.sqlite"
     if campaign.server is not None:
         place = campaign.server.url(f"older-{sum(campaign.points.values())}")
     back_end(place).write(place, older.header, older.rows)
@@ -442,7 +442,7 @@ def check_rollback(campaign: Campaign) -> None:
         _forget(place)
 
 
-def _forget(place: Place) -> None:
+def _forget(place: Address) -> None:
     if isinstance(place, Path):
         for file in ledger_files(place):
             file.unlink()
@@ -453,7 +453,7 @@ def _forget(place: Place) -> None:
         connection.execute("DELETE FROM fairpate_ledgers WHERE name = %s", (name,))
 
 
-def _copy(place: Place) -> Copy:
+def _copy(place: Address) -> Copy:
     with contextlib.closing(back_end(place).reader(place)) as reader:
         rows = list(rows_after(reader))
         return Copy(

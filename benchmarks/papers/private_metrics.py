@@ -51,7 +51,7 @@ from fairpate.methods.base import Price, configured
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables
-from fairpate.releases.arrays import Released
+from fairpate.releases.arrays import ReleasedArrays
 from fairpate.report.metrics import GAPS
 from fairpate.run import private_metrics
 from fairpate.run.choice import choice_among, group_weights, score_of, select_by_trials, select_settings
@@ -92,7 +92,7 @@ def intervals(sensitive: str, replications: int, *, least: int = 0) -> None:
     """Keep a cell per epsilon and quantity, of groups of ``least`` of the test records or more."""
     joint_GYC, names = adult_by(sensitive, least=least)
     population = f"{sensitive} from {least} records" if least else sensitive
-    exact = Released(
+    exact = ReleasedArrays(
         arrays={"weights_BGYC": np.rint(joint_GYC * 1e9)[None], "edges": np.zeros(0)},
         events=(PredictionTables(count=1, noise_stddev_records=1e-9, weight=1),),
     )
@@ -110,7 +110,7 @@ def intervals(sensitive: str, replications: int, *, least: int = 0) -> None:
             arrays = {"weights_BGYC": np.rint(noisy_GYC * WEIGHT)[None], "edges": np.zeros(0)}
             # The other gaps would take more than half of the time.
             with patch.object(private_metrics, "GAPS", gaps):
-                measured_now = evaluation_of(Released(arrays=arrays, events=(event,)), **names)
+                measured_now = evaluation_of(ReleasedArrays(arrays=arrays, events=(event,)), **names)
             for name, each in {**measured_now.gaps, **{each.name: each for each in measured_now.estimates}}.items():
                 if name in found:
                     found[name].append(each)

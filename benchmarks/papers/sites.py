@@ -120,7 +120,7 @@ class Parties:
         total_D: IntArray = np.zeros(self.draw.size, dtype=np.int64)
         for place in places:
             source = SeededSource(place)
-            words_D = source.words(["sum 0"], self.draw.size)[0]
+            words_D = source.machine_words(["sum 0"], self.draw.size)[0]
             total_D = total_D + self.exact_KD[place] + discrete_gaussians(self.draw.share_stddev, words_D, source)
         return total_D
 
@@ -347,7 +347,7 @@ class NoisyShares:
         number, self.number = self.number, self.number + 1
         for place in range(self.sites):
             source = SeededSource(f"{self.seed} {place} {number}")
-            words = source.words([name], exact_RW.size)[0]
+            words = source.machine_words([name], exact_RW.size)[0]
             share = stddev / math.sqrt(self.sites - self.t)
             exact_RW = exact_RW + discrete_gaussians(share, words, source).reshape(exact_RW.shape)
         return exact_RW

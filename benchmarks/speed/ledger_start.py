@@ -24,7 +24,7 @@ from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
 
 from aggregator.ledger import Ledger, back_end
 from aggregator.session import AggregatorSession
-from aggregator.store import Head, Header, Place, Row, canonical
+from aggregator.store import Address, Head, Header, Row, canonical
 from fairpate.privacy.discrete_gaussian import OsEntropy
 
 sys.path.append(str(Path(__file__).parents[1] / "campaigns"))
@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         Path(folder).chmod(0o755)
-        place: Place = Path(folder) / "ledger.sqlite"
+        place: Address = Path(folder) / "ledger.sqlite"
         if arguments.database:
             place = stack.enter_context(Server(Path(folder) / "server")).url("long")
         with Ledger(Path(folder) / "empty.sqlite", TERMS) as empty:
@@ -67,7 +67,7 @@ def entries(header: Header, charges: int) -> Iterator[Row]:
             yield head.number, kind, text, head.digest  # type: ignore[misc]  # a kind
 
 
-def measured(place: Place, rows: list[Row]) -> dict[str, float]:
+def measured(place: Address, rows: list[Row]) -> dict[str, float]:
     """Times of opening, and of the hashing alone."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     with Ledger(place, TERMS, create=False) as ledger:

@@ -49,7 +49,7 @@ from aggregator.mechanism import Outcome
 from aggregator.service.auth import read_tokens
 from aggregator.service.server import Backend, ServiceSettings
 from aggregator.session import AggregatorSession, PublicPool, Question
-from aggregator.store import Place
+from aggregator.store import Address
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import IntArray
@@ -111,7 +111,7 @@ class Target:
         return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def open_backend(place: Place) -> Backend:
+def open_backend(place: Address) -> Backend:
     """A service's backend; new records are numbers, whose votes are a row of a table."""
     generator = np.random.default_rng(0)
     votes = generator.multinomial(NUM_TEACHERS, generator.dirichlet([0.3] * NUM_CLASSES, NUM_PROFILES))
@@ -131,7 +131,7 @@ def open_backend(place: Place) -> Backend:
     return Backend(ledger=ledger, session=session, pool=pool, count_votes=count_votes)
 
 
-def serve(place: Place, port: int, answer_step_s: float, verification_interval_s: float = 60.0) -> None:
+def serve(place: Address, port: int, answer_step_s: float, verification_interval_s: float = 60.0) -> None:
     """The process of a service."""
     settings = ServiceSettings(
         port=port,
@@ -273,7 +273,7 @@ def soak(hammer: Hammer, found: Target, seconds: int) -> dict[str, Any]:
         return {"sent": sent.get(), "samples": samples}
 
 
-def measure_verification(places: Mapping[str, tuple[Place, Place]], num_queries: int) -> Iterator[str]:
+def measure_verification(places: Mapping[str, tuple[Address, Address]], num_queries: int) -> Iterator[str]:
     """p50 and p99 of a new query while the ledger is verified and while it is not, and their ratios."""
     for name, (place, other) in places.items():
         fill(place, _FILLED)
@@ -300,7 +300,7 @@ def measure_verification(places: Mapping[str, tuple[Place, Place]], num_queries:
                 yield f"  p{percent} {one:.2f} ms against {other_one:.2f}, ratio {ratio}"
 
 
-def fill(place: Place, num_answers: int) -> None:
+def fill(place: Address, num_answers: int) -> None:
     """Make a ledger with so many answers, in as many transactions."""
     votes, outcome = np.full((1, NUM_CLASSES), NUM_TEACHERS // NUM_CLASSES), Outcome(verdict="answer", label=0)
     votes[0, 0] += NUM_TEACHERS - votes.sum()
@@ -375,13 +375,13 @@ def main() -> None:
         folder.chmod(0o755)
         server = stack.enter_context(Server(folder / "server"))
         if arguments.verification:
-            pairs: dict[str, tuple[Place, Place]] = {
+            pairs: dict[str, tuple[Address, Address]] = {
                 "SQLite": (folder / "verified.sqlite", folder / "idle.sqlite"),
                 "PostgreSQL": (server.url("verified"), server.url("idle")),
             }
             print("\n".join(measure_verification(pairs, min(arguments.verification, POOL_SIZE))))
             return
-        places: dict[str, Place] = {"SQLite": folder / "ledger.sqlite", "PostgreSQL": server.url("load")}
+        places: dict[str, Address] = {"SQLite": folder / "ledger.sqlite", "PostgreSQL": server.url("load")}
         targets = {k: stack.enter_context(target(k, serve, place, 0.0)) for k, place in places.items()}
         for found in targets.values():
             ask_pool(found)

@@ -21,9 +21,10 @@ from typer.core import TyperCommand
 from fairpate.cli import base
 from fairpate.config import ConfigError, Override, nearest
 from fairpate.files import check_output, write_atomically
+from fairpate.lazy import Later
 from fairpate.pages import at_most, counted, delta_text
 from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, say, waiting
-from fairpate.types import REMARKS, UNITS, Later, UsageError, strict
+from fairpate.types import REMARKS, UNITS, UsageError, strict
 
 if TYPE_CHECKING:
     from fairpate.run import serve as serving

@@ -36,9 +36,10 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from fairpate.config import HashedSplit, Section, nearest, short_for
-from fairpate.data.large_arrays import Gathered, Names, Pixels, run_of
+from fairpate.data.large_arrays import Gathered, Names, Pixels, as_slice
 from fairpate.data.tables import FeatureCode
-from fairpate.types import DataError, DataSettingsError, IntArray, Unit, torch
+from fairpate.lazy import torch
+from fairpate.types import DataError, DataSettingsError, IntArray, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +114,7 @@ class Split:
         index = torch.as_tensor(indices, dtype=torch.int64)
         rows = index.numpy()
         # A slice of a tensor is a view, while an index tensor copies the rows.
-        taken = index if (run := run_of(rows)) is None else run
+        taken = index if (run := as_slice(rows)) is None else run
         names = {name: values.take(rows) for name in NAMED_BY if (values := Names(getattr(self, name)))}
         # If units are records, one array serves as both, so that no name is in memory twice.
         if Names(self.unit_id).packed is Names(self.record_id).packed:

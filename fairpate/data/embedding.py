@@ -34,8 +34,9 @@ from fairpate import types
 from fairpate.config import EMBEDDED_NORM, ConfigError, Count, EmbeddingConfig, Section
 from fairpate.data.tables import Floats
 from fairpate.files import arrays_digest, write_atomically
+from fairpate.lazy import functional, safetensors_torch, sklearn, torch
 from fairpate.oriented_gradients import gradient_histograms
-from fairpate.types import DataError, IntArray, functional, in_blocks, sklearn, torch
+from fairpate.types import DataError, IntArray, in_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -373,7 +374,7 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         values |= {"scale": nearness.scale}
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
     values["sha256"] = arrays_digest({name: tensor.numpy() for name, tensor in content.items()})
-    encoded = types.safetensors_torch.save(content, {"embedding": json.dumps(values)})
+    encoded = safetensors_torch.save(content, {"embedding": json.dumps(values)})
     write_atomically(path, lambda temporary: temporary.write_bytes(encoded))
     # Nothing in the file is private: all users of the model need to read it.
     path.chmod(0o644)

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fairpate import config as configuration
-from fairpate.config import PLACE, REMEDY, EmbeddingConfig
+from fairpate.config import CODE_NAME, REMEDY, EmbeddingConfig
 from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
 from fairpate.data.embedding import Embedding
 from fairpate.data.tables import even_records
+from fairpate.lazy import torch
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, oriented_gradients
-from fairpate.types import DataError, DataSettingsError, torch
+from fairpate.types import DataError, DataSettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
     the user allows files to name code (:mod:`fairpate.config`).
     """
     pictures = records.records.x
-    if not PLACE.fullmatch(features):
+    if not CODE_NAME.fullmatch(features):
         x, names = oriented_gradients(pictures), feature_names()
     else:
         if not configuration.may_run(features):

@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fairpate.files import CACHE_VARIABLE, cache_dir, write_atomically
-from fairpate.types import IntArray, UserError, torch
+from fairpate.lazy import torch
+from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,7 +162,7 @@ class Gathered:
         """Return the records at the row numbers ``index``: a view if the numbers are consecutive, a copy if they are
         few, otherwise a memory map of a new file with these records."""
         x = self.tensor()
-        if (run := run_of(index.numpy())) is not None:
+        if (run := as_slice(index.numpy())) is not None:
             return x[run]
         if self.file is None or len(index) * x[:1].nbytes <= KEPT_BYTES:
             return x[index]
@@ -189,7 +190,7 @@ class Gathered:
         self._blocks = [self._blocks[-1][:0]]
 
 
-def run_of(rows: npt.NDArray[np.int64]) -> slice | None:
+def as_slice(rows: npt.NDArray[np.int64]) -> slice | None:
     """Return ``rows`` as a slice if they are consecutive and ascending; None for other rows and for no rows at all."""
     if not len(rows) or not bool((rows[1:] > rows[:-1]).all()) or rows[-1] - rows[0] + 1 != len(rows):
         return None
@@ -247,7 +248,7 @@ class Names(Sequence[str]):
 
     def take(self, rows: IntArray) -> Names:
         """Return the names at ``rows``, in that order; a view if the rows are consecutive."""
-        if (run := run_of(rows)) is not None:
+        if (run := as_slice(rows)) is not None:
             return Names(self.packed[run])
         gathered = GatheredNames()
         for start in range(0, len(rows), _AT_ONCE):

@@ -32,14 +32,15 @@ import pyarrow.compute as pc
 from PIL import Image, UnidentifiedImageError
 from pydantic import BeforeValidator, Field
 
-from fairpate.config import PLACE, Section, read_yaml
+from fairpate.config import CODE_NAME, Section, read_yaml
 from fairpate.data import dataset
 from fairpate.data.dataset import LoadedRecords, Option, Request, SourceFile, Split, keyed_uniform
 from fairpate.data.features import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import codes, read_table, require_columns
 from fairpate.files import cache_dir
-from fairpate.types import DataError, DataSettingsError, IntArray, torch
+from fairpate.lazy import torch
+from fairpate.types import DataError, DataSettingsError, IntArray
 
 CACHE_VERSION = 2  # raise it with any change that decodes the same archive to other pixels
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -142,7 +143,7 @@ class PicturesConfig(Section):
     channels: Annotated[Literal[1, 3], _Channels] = Field(3, description="3: colour; 1: grey.")
     features: str = Field(
         "pixels",
-        pattern=rf"^(pixels|oriented_gradients|{PLACE.pattern})$",
+        pattern=rf"^(pixels|oriented_gradients|{CODE_NAME.pattern})$",
         description="Default of the option `features`: the picture, `oriented_gradients`, which are 900 histogram "
         "values of its edges, or `module:function` of a picture to a vector, code that runs with FAIRPATE_ALLOW_CODE=1 "
         "only.",

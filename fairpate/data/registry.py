@@ -50,7 +50,8 @@ from fairpate.data.large_arrays import Names
 from fairpate.data.overlap import require_apart
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, USUAL, Layout, TableFaults
-from fairpate.types import Advance, DataError, DataSettingsError, FloatArray, IntArray, Unit, tell, torch
+from fairpate.lazy import torch
+from fairpate.types import Advance, DataError, DataSettingsError, FloatArray, IntArray, Unit, tell
 
 
 def _chosen(uniform_N: FloatArray, shares: FloatArray, row_N: IntArray) -> IntArray:

@@ -45,7 +45,8 @@ from pyarrow import csv as arrow_csv
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fairpate.config import LARGEST, Count, Fraction, Refused, Section, nearest, short_for
-from fairpate.types import DataError, FloatArray, IntArray, arrow_dataset, tell, torch
+from fairpate.lazy import arrow_dataset, torch
+from fairpate.types import DataError, FloatArray, IntArray, tell
 
 if TYPE_CHECKING:
     from torch import Tensor

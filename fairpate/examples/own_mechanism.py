@@ -46,7 +46,7 @@ class PlainVote(Mechanism):
         source: NoiseSource,
     ) -> list[Outcome]:
         """Return an outcome for each query: the class of its largest noisy count, unless the gate refuses it."""
-        noise_QC = discrete_gaussians(self.noise_stddev_votes, source.words(keys, votes_QC.shape[1]), source)
+        noise_QC = discrete_gaussians(self.noise_stddev_votes, source.machine_words(keys, votes_QC.shape[1]), source)
         # Of equal counts the first class wins: a fixed rule, which costs no privacy.
         return gated((votes_QC + noise_QC).argmax(axis=1).tolist(), groups, gate)
 

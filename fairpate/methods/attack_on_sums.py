@@ -44,7 +44,7 @@ from fairpate.methods.shadows import (
 )
 from fairpate.privacy import mechanism_events
 from fairpate.privacy.audit import Claimed, Coins, Drawn, NoiseSeen, Numbers, Seen, Shadows
-from fairpate.releases.arrays import Released, read_release
+from fairpate.releases.arrays import ReleasedArrays, read_release
 from fairpate.types import FloatArray, IntArray
 
 Shown = Callable[[str, IntArray], IntArray]
@@ -75,7 +75,7 @@ def attack_on_counts(config: Any, audited: Audited, *, unit: int) -> Shadows:
     # Found once: they depend on public records and a public seed only, so they are the same in every release.
     found = config.prototypes(without_canaries)
 
-    def without_noise(dataset: Dataset, *, noise: float = 0.0) -> Released:
+    def without_noise(dataset: Dataset, *, noise: float = 0.0) -> ReleasedArrays:
         def here(exact_RW: IntArray, **_: Any) -> IntArray:
             return exact_RW + own_noise_of(exact_RW.shape, noise)
 
@@ -91,7 +91,7 @@ def attack_on_counts(config: Any, audited: Audited, *, unit: int) -> Shadows:
     spread, kurtosis = moments_of(stddev)
     of_claim = stddev / 2 if is_control else stddev
 
-    def table(released: Released) -> IntArray:
+    def table(released: ReleasedArrays) -> IntArray:
         arrays = released.arrays
         return arrays["votes_KC"] if "votes_KC" in arrays else np.hstack([*arrays["votes_GKC"]])
 

@@ -51,15 +51,16 @@ from fairpate import config as configuration
 from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply_override, parse_config, without
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.files import open_storage
+from fairpate.lazy import torch
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import VoteTables
-from fairpate.releases.arrays import Released, read_release, require_same_settings
+from fairpate.releases.arrays import ReleasedArrays, read_release, require_same_settings
 from fairpate.releases.directory import DataRecord, RunDirectory, RunFolderError
 from fairpate.releases.meter import Charging
 from fairpate.terminal import Reporter
-from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, stream_seed, torch
+from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, stream_seed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,7 +106,9 @@ def find_method(name: str) -> type[Method]:
 
     ConfigError if it does not exist, cannot be imported or is incomplete.
     """
-    place = name if configuration.PLACE.fullmatch(name) else {**standing_here(listed=False), **method_names()}.get(name)
+    place = (
+        name if configuration.CODE_NAME.fullmatch(name) else {**standing_here(listed=False), **method_names()}.get(name)
+    )
     if place is None:
         raise ConfigError(f"method: no method {name!r}{configuration.nearest(name, list(method_names()))}.")
     try:
@@ -294,15 +297,15 @@ class RunLog(Charging, Protocol):
     """All that a method may ask of its run: to charge and store its releases, as
     :class:`fairpate.releases.log.ReleaseLog` does."""
 
-    def admit(self, events: Sequence[Event], *, noise: str) -> None:
+    def fix_plan(self, events: Sequence[Event], *, noise: str) -> None:
         """Check all ``events`` of the run against the operator's limits, and fix them as its plan."""
 
-    def reserve(self, events: Sequence[Event], *, noise: str) -> None:
+    def charge_ahead(self, events: Sequence[Event], *, noise: str) -> None:
         """Charge the ``events`` of a release durably, before its noise is drawn."""
 
     def step(
-        self, draw: Callable[[], Released], *, settings: dict[str, Any], pool: str, noise: str, name: str = ""
-    ) -> Released:
+        self, draw: Callable[[], ReleasedArrays], *, settings: dict[str, Any], pool: str, noise: str, name: str = ""
+    ) -> ReleasedArrays:
         """Return the stored release or else what ``draw`` returns, which is charged and stored."""
 
 
@@ -332,7 +335,7 @@ class Training:
         room that the remaining releases need: no other run can use it.
         """
         if self.log is not None:
-            self.log.admit(events, noise=noise)
+            self.log.fix_plan(events, noise=noise)
 
     def reserve(self, events: Sequence[Event], noise: str) -> None:
         """Charge ``events`` to the operator's odometer durably, before their noise is drawn.
@@ -343,11 +346,11 @@ class Training:
         the events itself, when it sends the first message of that sum.
         """
         if self.log is not None and self.noisy_sum is None:
-            self.log.reserve(events, noise=noise)
+            self.log.charge_ahead(events, noise=noise)
 
     def release(
-        self, draw: Callable[[], Released], *, settings: dict[str, Any], noise: str, name: str = ""
-    ) -> Released:
+        self, draw: Callable[[], ReleasedArrays], *, settings: dict[str, Any], noise: str, name: str = ""
+    ) -> ReleasedArrays:
         """Return one release of arrays. The run's stored release is returned if there is one; otherwise ``draw`` makes
         the release, which is then charged and stored.
 
@@ -815,7 +818,7 @@ class ReleasingMethod(PrivateMethod):
         """
         return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
 
-    def release(self, training: Training) -> Released:
+    def release(self, training: Training) -> ReleasedArrays:
         """Return the stored release of the run; without one, measure the private records once, charge and store the
         release."""
         # With the rule of a hashed split, which data from Python have without any setting that says so.
@@ -823,11 +826,11 @@ class ReleasingMethod(PrivateMethod):
         settings = self.release_settings | rule
         return training.release(lambda: self.measure(training), settings=settings, noise=self.source.label)
 
-    def measure(self, training: Training) -> Released:
+    def measure(self, training: Training) -> ReleasedArrays:
         """Read the private records, once, and return the release: noisy arrays with their events."""
         raise NotImplementedError
 
-    def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
+    def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> ReleasedArrays:
         """Run :meth:`measure` without private records, and return its result: this shows beforehand which privacy
         events the release will have. The function ``noisy_sum`` replaces the noisy sums over private records.
         """
@@ -849,7 +852,7 @@ class ReleasingMethod(PrivateMethod):
         # The rehearsal has no records, so it does not know persons either: the unit is set here.
         return tuple(of_unit(event, dataset.unit) for event in events)
 
-    def learn(self, training: Training, released: Released) -> Trained:
+    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
         """Train the model from the noisy arrays ``released`` and from public records, and return it."""
         raise NotImplementedError
 
@@ -858,7 +861,7 @@ class ReleasingMethod(PrivateMethod):
 
     def private_population(
         self,
-        released: Released,  # noqa: ARG002 - most releases hold no groups
+        released: ReleasedArrays,  # noqa: ARG002 - most releases hold no groups
         dataset: Dataset,  # noqa: ARG002
         student: Student,  # noqa: ARG002
     ) -> PrivatePopulation | None:
@@ -881,7 +884,7 @@ def determining_values(config: Method, values: dict[str, Any] | None = None) -> 
     ``values`` are plain values of a configuration; None: those of ``config``.
     """
     values = config.model_dump(mode="json") if values is None else values
-    return without(values, (*configuration.PLACES, *config.unread))
+    return without(values, (*configuration.NOT_IN_DIGESTS, *config.unread))
 
 
 def check_release_of(config: Method, source: Path) -> None:
@@ -918,7 +921,7 @@ Names = tuple[str, ...]
 def require_trusted(method: Any, path: Path) -> None:
     """Raise ConfigError if the configuration file ``path`` names its method as ``module:Class`` and files are not
     trusted to run code."""
-    if isinstance(method, str) and configuration.PLACE.fullmatch(method) and not configuration.may_run(method):
+    if isinstance(method, str) and configuration.CODE_NAME.fullmatch(method) and not configuration.may_run(method):
         raise ConfigError(
             f"method: {path} names {method}, code that would run with your rights; {configuration.REMEDY}."
         )

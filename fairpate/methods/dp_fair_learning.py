@@ -104,6 +104,7 @@ from fairpate.config import (
     StudentConfig,
 )
 from fairpate.fairness.rates import joint_table
+from fairpate.lazy import sklearn
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Audited, PrivateMethod, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdFamily
@@ -112,7 +113,7 @@ from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, sp
 from fairpate.privacy.audit import Claimed, Coins, Drawn, IdealAttack, NoiseSeen, Seen, Shadows, normal_scores
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.privacy.laplace import add_laplace, choose_cheap, release_epsilon_for
-from fairpate.types import FloatArray, Relation, sklearn
+from fairpate.types import FloatArray, Relation
 
 Rule = TypeVar("Rule")
 RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)

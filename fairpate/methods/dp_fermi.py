@@ -55,13 +55,14 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fairpate.config import CountOrZero, Disables, Fraction, NotNegative, Positive, PrivacyTarget, Section
+from fairpate.lazy import functional, torch
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, Watch, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
-from fairpate.types import FloatArray, Relation, Unit, functional, torch
+from fairpate.types import FloatArray, Relation, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

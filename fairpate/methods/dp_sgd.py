@@ -46,12 +46,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
+from fairpate.lazy import Later, torch
 from fairpate.methods import base
 from fairpate.methods.base import PrivateMethod, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
 from fairpate.privacy.audit import Shadows
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces
-from fairpate.types import Advance, Later, Relation, Unit, torch
+from fairpate.types import Advance, Relation, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -77,13 +77,14 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset
 from fairpate.fairness.rates import indices
+from fairpate.lazy import Later, functional, torch
 from fairpate.methods import base
 from fairpate.methods.base import PrivateMethod, Trained, Training, UnprotectedMethod
 from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong
 from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
-from fairpate.types import Advance, FloatArray, IntArray, Later, functional, torch
+from fairpate.types import Advance, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -13,8 +13,9 @@ import numpy as np
 
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
+from fairpate.lazy import Later, torch
 from fairpate.methods.base import Method, Stream, Training, torch_generator
-from fairpate.types import GateRule, LabelledSet, Later, torch
+from fairpate.types import GateRule, LabelledSet
 
 if TYPE_CHECKING:
     from torch import nn

@@ -39,11 +39,12 @@ from fairpate.config import ConfigError, Count, GateConfig, GatedAggregatorConfi
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.data.tables import TableFaults, cells, numbers, text_of
+from fairpate.lazy import torch
 from fairpate.methods.base import ExpectedVotes, Trained, Training
-from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels, StandingVoters
+from fairpate.methods.pate import NO_GATE, GnmaxMethod, ReleasedLabels, StandingVoters
 from fairpate.pages import counted
 from fairpate.releases.directory import RunDirectory
-from fairpate.types import IntArray, LabelledSet, MechanismParameters, Unit, UserError, VoteBatch, torch
+from fairpate.types import IntArray, LabelledSet, MechanismParameters, Unit, UserError, VoteBatch
 
 # 128 bits: two ids of one file share a digest with negligible probability.
 _DIGEST_BYTES = 16
@@ -345,7 +346,7 @@ class OwnVotes(GnmaxMethod):
         # line: it need not be one.
         return replace(expected, fitted_together=bool(self.votes.features) and expected.lead_of_one > 1)
 
-    def learn(self, training: Training, labels: Labels) -> Trained:
+    def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Return a student of the released answers or, where the noise hides single answers, of the shares of votes
         that a rule fitted to all of them estimates on every public record."""
         dataset, public = training.dataset, training.dataset.public
@@ -361,7 +362,7 @@ class OwnVotes(GnmaxMethod):
         )
         return self.taught(training, labels, said)
 
-    def release(self, training: Training) -> Labels:
+    def release(self, training: Training) -> ReleasedLabels:
         """Release labels; a remark in the run's privacy statement says that the operator attests the unit of
         privacy."""
         labels, unit = super().release(training), self.unit_of(training.dataset)

@@ -38,7 +38,8 @@ from pydantic import Field
 
 from fairpate.config import CountOrZero, Fraction, Section
 from fairpate.fairness.rates import indices
-from fairpate.types import FloatArray, IntArray, torch
+from fairpate.lazy import torch
+from fairpate.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -58,13 +58,14 @@ from aggregator import session as sessions
 from aggregator.ledger import Charge, Ledger, LedgerState, LedgerTerms
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Mechanism, Outcome
 from aggregator.session import AggregatorSession, Ballot, SessionResult
-from aggregator.store import LedgerError, Place, is_database
+from aggregator.store import Address, LedgerError, is_database
 from fairpate import config as configuration
 from fairpate import types
 from fairpate.config import AggregatorConfig, ConfigError, GatedAggregatorConfig, Noise, QueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.files import arrays_digest
+from fairpate.lazy import Later, torch
 from fairpate.methods.base import Audited, ExpectedVotes, Method, NoisySum, Stream, Trained, Training, multiplier_within
 from fairpate.methods.learning import fit_student, passing, public_records, unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, table_event
@@ -75,7 +76,7 @@ from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
 from fairpate.privacy.audit import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables, of_teachers
-from fairpate.releases.arrays import Origin, Released, read_release, require_same_settings, save_release
+from fairpate.releases.arrays import Origin, ReleasedArrays, read_release, require_same_settings, save_release
 from fairpate.releases.directory import (
     RunDirectory,
     RunDirectoryError,
@@ -90,7 +91,7 @@ from fairpate.releases.directory import (
 from fairpate.releases.meter import LedgerMeter
 from fairpate.report import records
 from fairpate.terminal import Reporter
-from fairpate.types import GateRule, IntArray, LabelledSet, Later, VoteBatch, torch
+from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -112,8 +113,8 @@ class LedgerPlace:
     """The location (a path or a database URL) of a ledger, the durable record of queries and charges, and the location
     of its anchor, which repeats the ledger's last entry elsewhere; None: no anchor."""
 
-    ledger: Place
-    anchor: Place | None = None
+    ledger: Address
+    anchor: Address | None = None
 
 
 def place_of(run: RunDirectory) -> LedgerPlace:
@@ -133,7 +134,7 @@ def place_of(run: RunDirectory) -> LedgerPlace:
     return LedgerPlace(ledger=values.get("ledger") or run.ledger, anchor=anchor and parsed(anchor))
 
 
-def parsed(text: str) -> Place:
+def parsed(text: str) -> Address:
     """Return ``text`` unchanged if it is the URL of a database that holds a ledger, otherwise as the absolute path of a
     file."""
     return text if is_database(text) else Path(text).absolute()
@@ -379,7 +380,7 @@ _BLOCK = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleasePlan:
+class QueryPlan:
     """The plan of a release of labels, fixed before the first vote.
 
     - ``method``, ``dataset``: the method, and the data set that its voters and queries are from.
@@ -454,7 +455,7 @@ class ReleasePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labels(Trained):
+class ReleasedLabels(Trained):
     """Released labels with their events, before a student is trained.
 
     - ``events``: those of the submitted queries; those of the planned ones, if released labels may have decided how
@@ -520,7 +521,7 @@ def _no_room(budget: types.Budget, consequence: str) -> ConfigError:
     )
 
 
-def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model: nn.Module) -> Labels:
+def _priced(result: SessionResult, spending: Spending, plan: QueryPlan, model: nn.Module) -> ReleasedLabels:
     """Return the released labels with their events, which charge every attempt of a query in full.
 
     ``epsilon_bound`` is the ledger's budget if a service submitted queries too.
@@ -548,7 +549,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
             f"fixed before the first, ε = {epsilon_text(bound)}; ε = {epsilon_text(spent)} prices the {len(outcomes)} "
             "that were submitted.",
         )
-    return Labels(
+    return ReleasedLabels(
         model=model,
         # The plan has none of a service's queries: then it is stated what was submitted.
         events=(of_teachers(submitted if by_service else planned, plan.unit), *beside),
@@ -571,7 +572,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
 
 
 def _submit(
-    votes: Ballot, keys: Sequence[str], session: AggregatorSession, plan: ReleasePlan, on_progress: types.Advance
+    votes: Ballot, keys: Sequence[str], session: AggregatorSession, plan: QueryPlan, on_progress: types.Advance
 ) -> SessionResult:
     """Submit the queries to the aggregator as in FairPATE's Algorithm 1 and return the result.
 
@@ -715,7 +716,7 @@ class VotingMethod(Method):
                 "room with aggregator.budget instead."
             )
 
-    def plan(self, dataset: Dataset) -> ReleasePlan:
+    def plan(self, dataset: Dataset) -> QueryPlan:
         """Return the plan of the release, fixed before the first vote; noise is scaled to the target if there is one.
 
         ``dataset``: the voters' private records, and as its public records those to be queried. A subclass whose voters
@@ -734,7 +735,7 @@ class VotingMethod(Method):
             )
             # The target limits the ledger as well: a service that asks after the run may not pass it.
             budget = configuration.BudgetConfig(epsilon=target.epsilon)
-        return ReleasePlan(
+        return QueryPlan(
             method=self,
             dataset=dataset,
             queries=queries,
@@ -775,7 +776,7 @@ class VotingMethod(Method):
             labels_only=self.queries.release == "label",
         )
 
-    def release(self, training: Training) -> Labels:
+    def release(self, training: Training) -> ReleasedLabels:
         """Submit every query within the target or budget to the aggregator; write and return the released labels.
 
         Repeated runs in one folder return the same release. The queries are charged to the operator's odometer if
@@ -840,11 +841,11 @@ class VotingMethod(Method):
         """Release labels, train a student on them and return it."""
         return self.learn(training, replace(self.release(training), spending=None))
 
-    def learn(self, training: Training, labels: Labels) -> Trained:
+    def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Train a student on the released labels and return it; this costs no privacy."""
         return self.taught(training, labels, labels.labelled)
 
-    def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
+    def taught(self, training: Training, labels: ReleasedLabels, kept: LabelledSet, **options: Any) -> Trained:
         """Train a student on ``kept``, all or some of the released ``labels``, and return ``labels`` with this student.
         Further keyword arguments, ``options``, are passed to :func:`fit_student`."""
         # Runs without a target have always drawn the student's first weights from its own stream.
@@ -1018,7 +1019,7 @@ class PateFamily(GnmaxMethod):
         multiplier = multiplier_within(target.epsilon, target.delta) / math.sqrt(share)
         return (table_event(dataset.unit, noise_multiplier=multiplier),)
 
-    def release(self, training: Training) -> Labels:
+    def release(self, training: Training) -> ReleasedLabels:
         """Release labels or counts through the ledger, then the noisy table of private labels by score, if there is
         one."""
         labels, dataset, run = super().release(training), training.dataset, training.run
@@ -1039,7 +1040,7 @@ class PateFamily(GnmaxMethod):
         with training.reporter.stage("thresholds"):
             table_KC = self.table_by_score(dataset, counts)
             origin = Origin(id="", settings=settings, pool="")
-            save_release(run.thresholds, Released(arrays={"table_KC": table_KC}, events=beside), origin)
+            save_release(run.thresholds, ReleasedArrays(arrays={"table_KC": table_KC}, events=beside), origin)
         return replace(labels, table_KC=table_KC)
 
     def _settings_of_table(self, counts: NoisyCounts) -> dict[str, Any]:
@@ -1079,7 +1080,7 @@ class PateFamily(GnmaxMethod):
         draw = partial(with_noise, source=self.source, row="bin", noisy_sum=noisy_sum)
         return counts.table(dataset, self.beside(dataset)[0], self.thresholds, draw)
 
-    def rule(self, dataset: Dataset, labels: Labels) -> tuple[npt.NDArray[np.float64], LabelledSet]:
+    def rule(self, dataset: Dataset, labels: ReleasedLabels) -> tuple[npt.NDArray[np.float64], LabelledSet]:
         """Return the linear rule (C, W) that was fitted to all answers, and its labels of the whole pool."""
         event, public = next(iter(self.beside(dataset)), None), dataset.public
         counts = labels.noisy_counts(dataset.num_classes)
@@ -1087,12 +1088,12 @@ class PateFamily(GnmaxMethod):
         ids, groups = tuple(public.record_id), public.z.numpy()
         return rule_CW, LabelledSet(record_ids=ids, labels=said.labels_M, groups=groups, chances=said.chances_MC)
 
-    def said(self, training: Training, labels: Labels) -> LabelledSet:
+    def said(self, training: Training, labels: ReleasedLabels) -> LabelledSet:
         """Return the labels from which the student learns: those that were released or, from small teachers, those of
         the rule that is fitted to all answers."""
         return self.rule(training.dataset, labels)[1] if self.fits_rule else labels.labelled
 
-    def learn(self, training: Training, labels: Labels) -> Trained:
+    def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Return the rule that is fitted to all answers, or a student that is trained on labels."""
         if not self.publishes_rule or training.dataset.embedding is None:
             return self.taught(training, labels, self.said(training, labels))
@@ -1191,7 +1192,7 @@ class PateSPre(PateFamily):
     method: str = "pate_s_pre"
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
 
-    def learn(self, training: Training, labels: Labels) -> Trained:
+    def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Train a student on the released labels that the demographic-parity filter keeps, and return it."""
         said = self.said(training, labels)
         kept = passing(said, GateRule(**dict(self.aggregator.gate)), training.dataset)
@@ -1212,7 +1213,7 @@ class PateSIn(PateFamily):
     aggregator: AggregatorConfig = AggregatorConfig()
     pate_s_in: configuration.PenaltyConfig = configuration.PenaltyConfig()
 
-    def learn(self, training: Training, labels: Labels) -> Trained:
+    def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Train a student on the released labels, with the demographic-parity regulariser in its loss, and return
         it."""
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)

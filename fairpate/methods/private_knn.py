@@ -39,12 +39,13 @@ from aggregator.session import Ballot
 from fairpate.config import BudgetConfig, ConfigError, Count, Disables, GatedQueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Embed, SpaceConfig, clusters_of
+from fairpate.lazy import Later, torch
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.learning import passing
-from fairpate.methods.pate import Labels, ReleasePlan, StandingVoters, VotingMethod, digest_of_records
+from fairpate.methods.pate import QueryPlan, ReleasedLabels, StandingVoters, VotingMethod, digest_of_records
 from fairpate.privacy import accountant
 from fairpate.releases.directory import RunDirectory
-from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, Later, stream_seed, torch
+from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, stream_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +61,7 @@ _STEPS = 2**15
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Places:
+class WholeCoordinates:
     """Maps records to whole-number coordinates, for which distances are computed exactly.
 
     A record is embedded by a rule fitted to public records, and its coordinates are rounded to whole numbers of steps.
@@ -71,7 +72,7 @@ class Places:
     steps: float
 
     @classmethod
-    def of(cls, pool: Tensor, space: SpaceConfig, *, seed: int) -> Places:
+    def of(cls, pool: Tensor, space: SpaceConfig, *, seed: int) -> WholeCoordinates:
         """Fit the embedding to the public ``pool`` (M, ...). ``seed`` determines the start of the iterative solver for
         eigenvectors, if ``space`` is a neighbourhood graph.
         """
@@ -112,7 +113,7 @@ class Clusters:
 
 
 # A pool of thousands takes a minute to embed, and a run asks for it at each stage: the last ones are kept.
-_PLACES: dict[tuple[object, ...], Places] = {}
+_COORDINATES: dict[tuple[object, ...], WholeCoordinates] = {}
 _CLUSTERS: dict[tuple[object, ...], Clusters] = {}
 _LARGEST_EPSILON, _LARGEST_CONFIGURED = 20, 100
 _NO_LABEL = -1
@@ -227,7 +228,7 @@ class PrivateKnn(VotingMethod):
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
         return replace(voting, votes=min(voting.votes, sampled), labels=labels)
 
-    def learn(self, training: Training, labels: Labels) -> Trained:
+    def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Train a student on the labels and return it.
 
         With typical queries (one per cluster of public records), each label is given to all records of the query's
@@ -268,7 +269,7 @@ class PrivateKnn(VotingMethod):
             _CLUSTERS[key] = found
         return found
 
-    def plan(self, dataset: Dataset) -> ReleasePlan:
+    def plan(self, dataset: Dataset) -> QueryPlan:
         """Return the release plan, in which the number of queries is fixed unless a budget is configured.
 
         Typical queries (one per cluster of public records), which are chosen from public features only, are moved to
@@ -298,7 +299,7 @@ class PrivateKnn(VotingMethod):
         with ExitStack() as opened:
             # Once, and only for a query without a stored answer: embedding private records takes a while.
             @cache
-            def found() -> tuple[Places, ray_pool.Neighbourhood]:
+            def found() -> tuple[WholeCoordinates, ray_pool.Neighbourhood]:
                 if self.ray.num_actors != 0:
                     opened.enter_context(ray_pool.start_ray(self.ray))
                 with training.reporter.stage("neighbours"):
@@ -324,19 +325,19 @@ class PrivateKnn(VotingMethod):
         digest = self._digest(dataset.private)
         return StandingVoters(ensemble=digest, ask=ask, are_answering=found.are_answering, close=found.close)
 
-    def _places(self, public: Split) -> Places:
+    def _places(self, public: Split) -> WholeCoordinates:
         settings, seed = self.private_knn, stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn: 32 bits
         # By name, so that the digest is the same in any order: that of the queries differs from the data set's.
         in_order = np.argsort(np.array(public.record_id))
         pool = hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest()
         key = (pool, settings.embedding, settings.num_components, seed)
-        if (found := _PLACES.get(key)) is None:
-            found = Places.of(public.x, settings, seed=seed)
-            _PLACES.clear()
-            _PLACES[key] = found
+        if (found := _COORDINATES.get(key)) is None:
+            found = WholeCoordinates.of(public.x, settings, seed=seed)
+            _COORDINATES.clear()
+            _COORDINATES[key] = found
         return found
 
-    def _neighbourhood(self, dataset: Dataset, places: Places) -> ray_pool.Neighbourhood:
+    def _neighbourhood(self, dataset: Dataset, places: WholeCoordinates) -> ray_pool.Neighbourhood:
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
         # The order of equal distances must be the same in every run; it need not be secret.

@@ -71,12 +71,13 @@ from fairpate.config import (
     Section,
 )
 from fairpate.fairness.rates import indices
+from fairpate.lazy import functional, torch
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, Watch, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
-from fairpate.types import FloatArray, IntArray, functional, torch
+from fairpate.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

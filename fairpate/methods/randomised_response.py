@@ -30,6 +30,7 @@ from pydantic import Field
 
 from fairpate.config import Count, Fraction, Positive
 from fairpate.fairness.rates import indices, joint_table
+from fairpate.lazy import sklearn, torch
 from fairpate.methods.base import PrivateMethod, Stream, Trained, Training
 from fairpate.methods.dp_fair_learning import (
     IN_ORDER,
@@ -43,7 +44,7 @@ from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import ParityCells, ParityConfig
 from fairpate.privacy.accountant import PureReleases, spent
 from fairpate.privacy.laplace import keep_probability, randomise_response
-from fairpate.types import FloatArray, sklearn, torch
+from fairpate.types import FloatArray
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

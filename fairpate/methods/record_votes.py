@@ -59,15 +59,16 @@ from fairpate.data.embedding import Embedding, Prototypes, SpaceConfig
 from fairpate.data.tables import Floats
 from fairpate.fairness import rates
 from fairpate.fairness.rates import LabelledRecords, TableByGroup
+from fairpate.lazy import sklearn, torch
 from fairpate.methods import base
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.learning import fit_student, passing
 from fairpate.privacy.audit import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
-from fairpate.releases.arrays import Released
+from fairpate.releases.arrays import ReleasedArrays
 from fairpate.report.records import PrivatePopulation, private_population
-from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, sklearn, stream_seed, torch
+from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, stream_seed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -172,12 +173,14 @@ class VotesOfRecords(base.ReleasingMethod):
         taught_G, kept_G = rates.thinned(table_G, stddev=stddev, generator=generator)
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev, kept_G
 
-    def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
+    def table_by_group(self, released: ReleasedArrays) -> tuple[TableByGroup, FloatArray, FloatArray]:
         """Return the part of the released votes by group from which the student does not learn. Return also, for every
         public record, the vote that it would add (M, W), and its label probabilities (M, C)."""
         raise NotImplementedError
 
-    def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
+    def private_population(
+        self, released: ReleasedArrays, dataset: Dataset, student: Student
+    ) -> PrivatePopulation | None:
         """Return estimates of the student's rates (accuracy, errors, predictions) in each group of the private records,
         computed from the release and public records alone. Return None if the released table does not count votes by
         group."""
@@ -238,7 +241,7 @@ class VotesOfRecords(base.ReleasingMethod):
         return of_table(noise_stddev_votes=noise * scale)
 
     def taught(
-        self, said: PoolLabels, training: Training, released: Released, *, records: Split | None = None
+        self, said: PoolLabels, training: Training, released: ReleasedArrays, *, records: Split | None = None
     ) -> Trained:
         """Train a student on labels of public records, and return it with the privacy events of ``released``.
 
@@ -288,7 +291,7 @@ class VotesOfRecords(base.ReleasingMethod):
         that the rule reads is stored with a model."""
         return self.data.embedding is not None and not self.asking_student
 
-    def published(self, training: Training, released: Released, rule_CW: FloatArray, said: PoolLabels) -> Trained:
+    def published(self, training: Training, released: ReleasedArrays, rule_CW: FloatArray, said: PoolLabels) -> Trained:
         """Return the linear rule as a model or, if settings require a student, a student that is trained on ``said``,
         the rule's labels of the public pool."""
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
@@ -310,7 +313,7 @@ def with_noise(
         return noisy_sum(table, stddev=stddev, name=row)
     # Cells without a vote as well: a cell without noise would show that it is empty.
     # A key for each row: under a seed, the noise of a row does not depend on the other rows.
-    words = source.words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
+    words = source.machine_words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
     return table + discrete_gaussians(stddev, words, source)
 
 
@@ -422,7 +425,7 @@ class RecordVotes(VotesOfRecords):
             seed=stream_seed(self.seed, Stream.TRAINING) % 2**32,
         )
 
-    def measure(self, training: Training, prototypes: Prototypes | None = None) -> Released:
+    def measure(self, training: Training, prototypes: Prototypes | None = None) -> ReleasedArrays:
         """Release one noisy table of votes at ``prototypes``; None: compute the prototypes first."""
         dataset, private = training.dataset, training.dataset.private
         event, stddev = self.event(dataset.unit)
@@ -451,19 +454,19 @@ class RecordVotes(VotesOfRecords):
             arrays["votes_GKC"] = votes.reshape(len(votes), dataset.num_groups, -1).swapaxes(0, 1)
         else:
             arrays["votes_KC"] = votes
-        return Released(arrays=arrays, events=(event,))
+        return ReleasedArrays(arrays=arrays, events=(event,))
 
-    def learn(self, training: Training, released: Released) -> Trained:
+    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
         """Label the public pool, train a student on the most certain labels, and return it."""
         prototype_M = released.arrays["prototype_M"]
         votes_KC, stddev = self._votes(released)
         if self.record_votes.rule == "cells":
             said = labels_of_cells(votes_KC, prototype_M, stddev=stddev)
         else:
-            said = labels_of_line(votes_KC, prototype_M, released.arrays["coordinates_MD"], stddev=stddev)
+            said = labels_of_linear_rule(votes_KC, prototype_M, released.arrays["coordinates_MD"], stddev=stddev)
         return self.taught(said, training, released)
 
-    def _votes(self, released: Released) -> tuple[IntArray | RealArray, float]:
+    def _votes(self, released: ReleasedArrays) -> tuple[IntArray | RealArray, float]:
         """Return the released votes by prototype and class, and the standard deviation of their noise."""
         arrays, (event,) = released.arrays, released.events
         assert isinstance(event, VoteTables | VoteSums)
@@ -473,7 +476,7 @@ class RecordVotes(VotesOfRecords):
         units = UNITS if event.unit == "person" else 1
         return arrays["votes_KC"] / units if units > 1 else arrays["votes_KC"], event.noise_stddev_votes / units
 
-    def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
+    def table_by_group(self, released: ReleasedArrays) -> tuple[TableByGroup, FloatArray, FloatArray]:
         """Return the part of the votes by group from which the student does not learn (:meth:`thinned`). Return also,
         for every public record, the vote that it would add, which is the unit vector of its prototype (M, K), and its
         label probabilities (M, C) by a logistic regression on the votes."""
@@ -503,7 +506,7 @@ def labels_of_cells(votes_KC: IntArray | RealArray, prototype_M: IntArray, *, st
     return PoolLabels(labels_M=votes_KC.argmax(axis=1)[prototype_M], certainty_M=lead_K[prototype_M])
 
 
-def labels_of_line(
+def labels_of_linear_rule(
     votes_KC: IntArray | RealArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> PoolLabels:
     """Label public records by a logistic regression that is fitted to all counts, and return the labels."""
@@ -658,7 +661,7 @@ class WeightedVotes(VotesOfRecords):
         noise = self.sum_event("record").noise_stddev_votes / UNITS * self.label_noise(dataset.num_groups)
         return ExpectedVotes(votes=votes, noise_stddev_votes=noise, labels=labels)
 
-    def measure(self, training: Training) -> Released:
+    def measure(self, training: Training) -> ReleasedArrays:
         """Fit the feature map on public records and release one noisy table of sums."""
         dataset, private = training.dataset, training.dataset.private
         # A person's sum is scaled down to the norm of one vote: the same event, for another unit.
@@ -678,14 +681,14 @@ class WeightedVotes(VotesOfRecords):
             arrays["sums_GCW"] = noisy.reshape(dataset.num_groups, dataset.num_classes, -1)
         else:
             arrays["sums_CW"] = noisy
-        return Released(arrays=arrays, events=(event,))
+        return ReleasedArrays(arrays=arrays, events=(event,))
 
-    def learn(self, training: Training, released: Released) -> Trained:
+    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
         """Fit the linear rule to the released table of sums, train a student on the rule's labels of the public pool,
         and return the student."""
         return self.taught(self._said(released), training, released)
 
-    def _said(self, released: Released) -> PoolLabels:
+    def _said(self, released: ReleasedArrays) -> PoolLabels:
         """Fit the linear rule to the released table, and return its labels of the public pool."""
         arrays, (event,) = released.arrays, released.events
         assert isinstance(event, VoteSums)
@@ -697,7 +700,7 @@ class WeightedVotes(VotesOfRecords):
         pool_MW = arrays["pool_MW"].astype(np.int64)
         return labels_of_sums(sums_CW, pool_MW, stddev=stddev / UNITS, ridge=self.weighted_votes.ridge)
 
-    def table_by_group(self, released: Released) -> tuple[TableByGroup, FloatArray, FloatArray]:
+    def table_by_group(self, released: ReleasedArrays) -> tuple[TableByGroup, FloatArray, FloatArray]:
         """Return the part of the sums of votes by group from which the student does not learn (:meth:`thinned`). Return
         also, for every public record, the vote that it would add (M, W), and its label probabilities (M, C) by the
         linear rule."""

@@ -64,6 +64,7 @@ from fairpate.config import ConfigError, Count, NetworkConfig, Positive, Positiv
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, row_blocks
 from fairpate.data.large_arrays import Gathered
+from fairpate.lazy import Later
 from fairpate.methods import record_votes
 from fairpate.methods.base import Audited, ExpectedVotes, NoisySum, Trained, Training, noise_within
 from fairpate.methods.learning import unread_beside_rule
@@ -72,8 +73,8 @@ from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.audit import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
-from fairpate.releases.arrays import Released
-from fairpate.types import FloatArray, IntArray, Later
+from fairpate.releases.arrays import ReleasedArrays
+from fairpate.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -350,7 +351,7 @@ class ResidualVotes(RulesOfRecords):
         decides whether second moments of private records are released too."""
         return None if self.residual_votes.curvature is None else super().planned_events(dataset)
 
-    def measure(self, training: Training) -> Released:
+    def measure(self, training: Training) -> ReleasedArrays:
         """Release sums, then second moments if they come from private records, and residuals; each release depends on
         earlier ones."""
         dataset, settings = training.dataset, self.residual_votes
@@ -415,9 +416,9 @@ class ResidualVotes(RulesOfRecords):
         # Not which curvature: that would reveal something about a draw that is not charged yet. The report says it.
         training.reporter.note("votes", f"{pool_MW.shape[1]} numbers per class")
         arrays |= {"residuals_RCW": np.stack(steps), "rule_CW": rule_CW}
-        return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
+        return ReleasedArrays(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
 
-    def learn(self, training: Training, released: Released) -> Trained:
+    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
         """Return the linear rule of the last round as a model.
 
         If settings require a student, return a student that is trained on this rule's labels of the public pool.
@@ -527,7 +528,7 @@ class AdaSsp(RulesOfRecords):
         the target allows."""
         return least_squares_events(noise_within(self.target, least_squares_events))
 
-    def measure(self, training: Training) -> Released:
+    def measure(self, training: Training) -> ReleasedArrays:
         """Release noisy sums of votes by class, noisy second moments of the votes, and a noisy least eigenvalue of
         these moments."""
         dataset, source = training.dataset, self.source
@@ -548,9 +549,9 @@ class AdaSsp(RulesOfRecords):
                 "eigenvalue_11": noisy(least, stddev=eigenvalue.noise_stddev_votes, row="eigenvalue"),
             }
         training.reporter.note("votes", f"{len(exact_WW)} numbers per class, and their second moments")
-        return Released(arrays=arrays, events=released)
+        return ReleasedArrays(arrays=arrays, events=released)
 
-    def learn(self, training: Training, released: Released) -> Trained:
+    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
         """Fit the least-squares rule to the release; return it as a model, or a student of its labels if settings
         require one."""
         rule_CW = self.rule(released)
@@ -558,7 +559,7 @@ class AdaSsp(RulesOfRecords):
         # Scores of two labels add up to one; twice their difference is the logit, to first order around one half.
         return self.published(training, released, 2 * rule_CW, said)
 
-    def rule(self, released: Released) -> FloatArray:
+    def rule(self, released: ReleasedArrays) -> FloatArray:
         """Return the least-squares rule (C, W), for features of norm one."""
         # The same search as in `measure`: it is deterministic, and so gives the noise of the release.
         arrays, (_, moments, eigenvalue) = released.arrays, self.events()

@@ -27,12 +27,13 @@ from pydantic import Field
 from fairpate.config import LEARNING_FIELDS, ConfigError, GnmaxConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import Names
+from fairpate.lazy import functional, torch
 from fairpate.methods.base import Stream, Trained, Training
 from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import UNKNOWN
-from fairpate.methods.pate import Labels, PateFamily, ReleasePlan, digest_of_records
+from fairpate.methods.pate import PateFamily, QueryPlan, ReleasedLabels, digest_of_records
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, LabelledSet, VoteBatch, functional, stream_seed, torch
+from fairpate.types import IntArray, LabelledSet, VoteBatch, stream_seed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -102,7 +103,7 @@ class SfPate(PateFamily):
         common = {"optimizer": self.training.optimizer, "schedule": self.training.schedule}
         return FldConfig(**dict(self.f_ld), **common)
 
-    def plan(self, dataset: Dataset) -> ReleasePlan:
+    def plan(self, dataset: Dataset) -> QueryPlan:
         """Return the plan of the release of labels: its queries and its mechanism. In SF_S, where teachers predict
         attributes, the queries are the private records without their attributes."""
         return super().plan(attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset)
@@ -130,7 +131,7 @@ class SfPate(PateFamily):
         digest = digest_of_records(settings, private.x, private.y, private.z)
         return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=digest)
 
-    def learn(self, training: Training, labels: Labels) -> Trained:
+    def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Train and return the student. In SF_S it is trained by F-LD on all private records with their released
         attributes; for some records no attribute was released."""
         if self.sf_pate.variant == "sf_t":

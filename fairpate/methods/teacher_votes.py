@@ -37,7 +37,7 @@ from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
 from fairpate.privacy.audit import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
-from fairpate.releases.arrays import Released
+from fairpate.releases.arrays import ReleasedArrays
 from fairpate.types import IntArray
 
 
@@ -116,7 +116,7 @@ class TeacherVotes(VotesOfRecords):
             fitted_together=self.fits_rule,
         )
 
-    def measure(self, training: Training) -> Released:
+    def measure(self, training: Training) -> ReleasedArrays:
         """Train the teachers, collect their votes on all queries, and release one noisy table of counts."""
         dataset, reporter = training.dataset, training.reporter
         queries = self.queries(dataset)
@@ -134,7 +134,7 @@ class TeacherVotes(VotesOfRecords):
                     votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
         return self.noisy(training, votes_QC)
 
-    def noisy(self, training: Training, votes_QC: IntArray) -> Released:
+    def noisy(self, training: Training, votes_QC: IntArray) -> ReleasedArrays:
         """Release the noisy table of the exact counts ``votes_QC`` and, with small teachers, the table of private
         labels by score."""
         dataset, reporter = training.dataset, training.reporter
@@ -148,7 +148,7 @@ class TeacherVotes(VotesOfRecords):
             # The bins of the second table follow from the first one and public records alone.
             counts = self.noisy_counts(queries, arrays["counts_QC"], events[0])
             arrays["table_KC"] = counts.table(dataset, events[1], self.thresholds, partial(draw, row="bin"))
-        return Released(arrays=arrays, events=events)
+        return ReleasedArrays(arrays=arrays, events=events)
 
     def noisy_counts(self, queries: Split, counts_QC: IntArray, event: VoteSums | VoteTables) -> NoisyCounts:
         """Return the released counts, for the rule that is fitted to all of them."""
@@ -161,7 +161,7 @@ class TeacherVotes(VotesOfRecords):
             noise_stddev_votes=event.noise_stddev_votes,
         )
 
-    def learn(self, training: Training, released: Released) -> Trained:
+    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
         """Return a student of the most certain labels; with small teachers, of the whole pool, or the linear rule
         itself that was fitted to all counts."""
         dataset, (event, *others) = training.dataset, released.events

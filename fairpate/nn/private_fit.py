@@ -58,7 +58,7 @@ class OsRandomness:
         # A counter from 0 is safe, since the key serves this one stream.
         self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
 
-    def words(self, size: int) -> Tensor:
+    def machine_words(self, size: int) -> Tensor:
         words = torch.empty(size, dtype=torch.int64)
         if size:
             # Zeros, encrypted, are the stream of the cipher itself.
@@ -74,7 +74,7 @@ class SeededRandomness:
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
-    def words(self, size: int) -> Tensor:
+    def machine_words(self, size: int) -> Tensor:
         # None as the upper end: all words of 64 bits, -2^63 included.
         return torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
 
@@ -271,7 +271,7 @@ class PoissonBatches:
         """Draw the next batch and return the indices of its records in ascending order, ``int64``."""
         while self._num_decided < self._num_records:
             # k tails before a head have probability (1 - q)^k q: the floor of ln u / ln(1 - q).
-            words = self._randomness.words(self._gaps_at_once)
+            words = self._randomness.machine_words(self._gaps_at_once)
             # Doubles: rounded to a float's 24 bits, long gaps would be wrong by whole records.
             gaps = _log_uniform(words.double()).div_(self._log_tails).floor_().long()
             # Positions count from the first coin of this batch.
@@ -313,7 +313,7 @@ class PersonBatches:
         if not (counts > self._most_records).any():
             return rows_B, owner_B
         # The records of each person are put in random order; the first ``most_records`` of them are used.
-        drawn_B = self._randomness.words(len(owner_B))
+        drawn_B = self._randomness.machine_words(len(owner_B))
         # By the draw, then stably by owner: a random order within each person.
         order_B = torch.argsort(drawn_B)
         order_B = order_B[torch.argsort(owner_B[order_B], stable=True)]
@@ -347,7 +347,7 @@ class GaussianNoise:
             # Box and Muller: a radius from one word, an angle from another, in pieces that stay in a processor's cache.
             for piece in torch.split(normals, _NORMALS_PER_PIECE):
                 first, second = torch.chunk(piece, 2)
-                radius_words, angle_words = torch.chunk(self._randomness.words(len(piece)), 2)
+                radius_words, angle_words = torch.chunk(self._randomness.machine_words(len(piece)), 2)
                 # No radius is beyond sqrt(128 ln 2) = 9.42, which a normal pair exceeds with probability 2^-64.
                 radius = _log_uniform(radius_words.float()).mul_(-2).sqrt_()
                 # Words have a sign: angles from -pi to pi.
@@ -372,7 +372,7 @@ class LaplaceNoise:
         """Return fresh Laplace values, shape (size,)."""
         start = self._num_taken
         if start + size > len(self._values):
-            first, second = self._randomness.words(2 * max(size, _DRAWN_AT_ONCE)).double().chunk(2)
+            first, second = self._randomness.machine_words(2 * max(size, _DRAWN_AT_ONCE)).double().chunk(2)
             # -ln u is exponential, and the difference of two exponentials is a Laplace variable.
             self._values, start = (_log_uniform(first) - _log_uniform(second)).numpy() * self._scale, 0
         self._num_taken = start + size

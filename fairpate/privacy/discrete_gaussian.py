@@ -50,7 +50,7 @@ class OsEntropy:
         """Return this source itself: all draws from operating-system entropy are independent."""
         return self
 
-    def words(self, keys: Sequence[str], count: int) -> WordArray:
+    def machine_words(self, keys: Sequence[str], count: int) -> WordArray:
         """Draw fresh uniform 64-bit words, ``count`` for each of ``keys``, shape (len(keys), count); keys only matter
         for seeded sources."""
         return np.frombuffer(os.urandom(8 * len(keys) * count), dtype=np.uint64).reshape(len(keys), count)
@@ -98,7 +98,7 @@ class SeededSource:
         "b")."""
         return SeededSource(self._digest(parts).hexdigest())
 
-    def words(self, keys: Sequence[str], count: int) -> WordArray:
+    def machine_words(self, keys: Sequence[str], count: int) -> WordArray:
         """Return uniform 64-bit words, shape (len(keys), count); each row depends on the seed and its key alone."""
         # The suffix keeps these words independent of `derive`, which may break a tie of the same release.
         streams = b"".join(hashlib.shake_256(self._digest((key, "words")).digest()).digest(8 * count) for key in keys)

@@ -24,7 +24,7 @@ FORMAT = "fairpate.release/1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Released:
+class ReleasedArrays:
     """Released arrays by name, and all privacy events of drawing them from private records."""
 
     arrays: Arrays
@@ -47,7 +47,7 @@ class Origin:
     after: tuple[str, ...] = ()
 
 
-def save_release(path: Path, released: Released, origin: Origin) -> None:
+def save_release(path: Path, released: ReleasedArrays, origin: Origin) -> None:
     """Write released arrays and their origin to the file ``path``; a student can be trained from this file without any
     private record."""
     arrays = {name: np.ascontiguousarray(array) for name, array in released.arrays.items()}
@@ -60,7 +60,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
     path.chmod(0o644)
 
 
-def read_release(path: Path) -> tuple[Released, Origin]:
+def read_release(path: Path) -> tuple[ReleasedArrays, Origin]:
     """Return the released arrays and their origin that :func:`save_release` wrote to ``path``; RunDirectoryError if the
     file is missing, damaged or of another kind."""
     try:
@@ -69,7 +69,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         if header["format"] != FORMAT or header["sha256"] != arrays_digest(arrays):
             raise ValueError(f"the file must have format {FORMAT}, and arrays that match its checksum")  # noqa: TRY301
-        released = Released(arrays=arrays, events=tuple(map(event_from, header["events"])))
+        released = ReleasedArrays(arrays=arrays, events=tuple(map(event_from, header["events"])))
         after = tuple(header.get("after", ()))
         return released, Origin(**{name: header[name] for name in ("id", "settings", "pool")}, after=after)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:

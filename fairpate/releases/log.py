@@ -19,29 +19,29 @@ from fairpate.files import PathIn, arrays_digest
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.mechanism_events import beyond, covering, event_from, merged
-from fairpate.releases.arrays import Origin, Released, read_release, require_same_settings, save_release
+from fairpate.releases.arrays import Origin, ReleasedArrays, read_release, require_same_settings, save_release
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, write_json
 from fairpate.releases.odometer import (
     Odometer,
     OdometerError,
-    Release,
+    RunCharge,
     Standing,
+    charge_values,
     composed_epsilon,
     counted_by,
-    release_values,
 )
 
 _log = logging.getLogger(__name__)
 
 
-def read_receipt(run: RunDirectory) -> Release | None:
+def read_receipt(run: RunDirectory) -> RunCharge | None:
     """Return the receipt of ``run``, its own record of what it released and charged; None if there is none.
     OdometerError if the file is damaged."""
     if not run.receipt.exists():
         return None
     try:
         values = json.loads(run.receipt.read_text(encoding="utf-8"))
-        return Release(**values | {name: tuple(map(event_from, values[name])) for name in ("events", "plan")})
+        return RunCharge(**values | {name: tuple(map(event_from, values[name])) for name in ("events", "plan")})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OdometerError(f"{run.receipt}: damaged ({error}); restore the file from a copy.") from error
 
@@ -105,7 +105,7 @@ class ReleaseLog:
         self._planned: tuple[Event, ...] | None = None
         self._is_reserved = False
         self._before: tuple[Event, ...] = ()
-        self._steps: list[tuple[Released, Origin]] = []
+        self._steps: list[tuple[ReleasedArrays, Origin]] = []
         # Whether the next release continues a draw that was interrupted after it was charged. Set only if its noise was
         # stored: a draw with new noise is another release.
         self.continues = False
@@ -118,29 +118,29 @@ class ReleaseLog:
         if self.stored(receipt.run) is None:
             _log.warning("%s: this run's release was not in %s, so it is charged there again.", run.root, odometer.path)
             # Beyond a limit too: it was released, and a refusal would leave it out of the sum.
-            odometer.record(receipt, enforce=False)
+            odometer.charge(receipt, enforce=False)
         # A copy that has the released arrays reads the same release, which costs nothing more.
         elif kept is None and self._is_copy(receipt):
             self.id = secrets.token_hex(16)
 
     def step(
         self,
-        draw: Callable[[], Released],
+        draw: Callable[[], ReleasedArrays],
         *,
         settings: dict[str, Any],
         pool: str,
         noise: str,
         name: str = "",
         events: Sequence[Event] = (),
-    ) -> Released:
+    ) -> ReleasedArrays:
         """Return one release of arrays: the stored release, or else what ``draw`` returns, which is charged before it
         is stored.
 
         ``settings`` are all settings that determine the release, and ``pool`` is the digest of the public records.
         ``noise`` describes the source of the noise (``os_entropy`` if the noise is secret). The first release of a run
         has no ``name``, each later one has its own. ``events``: the privacy events, if they are known beforehand; they
-        are charged before the draw. If they are not given, ``draw`` must either call :meth:`reserve` before it draws
-        noise, or make nothing of the release visible before it returns.
+        are charged before the draw. If they are not given, ``draw`` must either call :meth:`charge_ahead` before it
+        draws noise, or make nothing of the release visible before it returns.
 
         RunDirectoryError if the stored release was made from other settings, public records or earlier releases, or was
         deleted although its run was published. LimitReachedError if a limit would be exceeded.
@@ -167,10 +167,10 @@ class ReleaseLog:
             # Before the draw: refuse what must not be drawn again while no noise exists.
             self._begin(path)
             if events:
-                self.reserve(events, noise=noise)
+                self.charge_ahead(events, noise=noise)
             released = draw()
             # Charged as soon as its events are known, and before it is stored: until then nothing of it is visible.
-            self.record((*self._before, *released.events), noise=noise, plan=self._planned)
+            self.charge((*self._before, *released.events), noise=noise, plan=self._planned)
             self._is_reserved = False
             if self._run.states_all_draws:
                 released = replace(released, events=(*self._before, *released.events))
@@ -199,14 +199,14 @@ class ReleaseLog:
             if own:
                 if self._steps and not self._is_reserved:  # counted with them, under one id
                     self._begin(self._run.student)
-                self.record((*self._before, *own), noise=trained.noise)
+                self.charge((*self._before, *own), noise=trained.noise)
             return trained
         # Outside of the handler: if a limit refuses the release, its refusal must not carry that message.
         if self._steps and not self._is_reserved:
             self._begin(self._run.student)
         # Limits are checked for the whole plan: giving up must be refused just when a run that does not is refused too.
-        self.record(self._planned or (*self._before, *reason.events), noise=reason.noise)
-        self.record((*self._before, *reason.events), noise=reason.noise, enforce=False)
+        self.charge(self._planned or (*self._before, *reason.events), noise=reason.noise)
+        self.charge((*self._before, *reason.events), noise=reason.noise, enforce=False)
         raise reason
 
     def _begin(self, path: Path) -> None:
@@ -248,9 +248,9 @@ class ReleaseLog:
         if self._run.released.exists():
             self._count_found([read_release(path) for path in self._run.release_files()], noise=noise)
         elif self.stored() is None:
-            self.record(events, noise=noise, enforce=False)
+            self.charge(events, noise=noise, enforce=False)
 
-    def _count_found(self, steps: Sequence[tuple[Released, Origin]], *, noise: str) -> None:
+    def _count_found(self, steps: Sequence[tuple[ReleasedArrays, Origin]], *, noise: str) -> None:
         """Charge those of the stored releases ``steps`` that this odometer (the database of privacy costs) does not
         contain, such as a copied release of another operator's run. No receipt is written."""
         for run in dict.fromkeys(origin.id for _, origin in steps):
@@ -261,8 +261,8 @@ class ReleaseLog:
                     "%s: learns from a release that was not in %s; it is charged.", self._run.root, self._odometer.path
                 )
                 # Under the id of the run that drew it: many runs that learn from it charge it once.
-                release = replace(self.release(events, noise=noise), run=run)
-                self._odometer.record(release, enforce=False)
+                release = replace(self.charge_of(events, noise=noise), run=run)
+                self._odometer.charge(release, enforce=False)
 
     def shared_remarks(self) -> tuple[str, ...]:
         """Return remarks for the privacy statement: one for each release of another run from which this run learned.
@@ -278,7 +278,7 @@ class ReleaseLog:
             words = "Learned also from release {} of another run: the part of ε that it cost is spent once, not again."
         return tuple(words.format(run) for run in origins if receipt is None or run != receipt.run)
 
-    def record(
+    def charge(
         self,
         events: Sequence[Event],
         *,
@@ -292,19 +292,19 @@ class ReleaseLog:
 
         ``noise`` describes the source of the noise (``os_entropy`` if the noise is secret). ``num_queries``: the number
         of queries in the run's ledger; None leaves the stored number unchanged. ``plan``, ``enforce`` and errors as in
-        :meth:`Odometer.record`.
+        :meth:`Odometer.charge`.
         """
         if num_queries is None:
             before = self.stored()
             num_queries = 0 if before is None else before.num_queries
-        release = self.release(events, noise=noise, num_queries=num_queries)
-        stored = self._odometer.record(release, plan=plan, enforce=enforce, holds=self._planned is not None)
+        release = self.charge_of(events, noise=noise, num_queries=num_queries)
+        stored = self._odometer.charge(release, plan=plan, enforce=enforce, holds=self._planned is not None)
         # The row before the receipt: a crash between them charges a release that was not seen, never the reverse.
-        write_json(self._run.receipt, release_values(stored))
+        write_json(self._run.receipt, charge_values(stored))
 
-    def release(self, events: Sequence[Event], *, noise: str, num_queries: int = 0) -> Release:
-        """Return the row of the odometer that :meth:`record` would store for these arguments; nothing is stored."""
-        return Release(
+    def charge_of(self, events: Sequence[Event], *, noise: str, num_queries: int = 0) -> RunCharge:
+        """Return the row of the odometer that :meth:`charge` would store for these arguments; nothing is stored."""
+        return RunCharge(
             run=self.id,
             data=self._data,
             unit=events[0].unit,
@@ -320,10 +320,10 @@ class ReleaseLog:
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
         """Raise LimitReachedError if a run with the privacy ``events``, all fixed beforehand, would exceed a limit of
-        the data set; nothing is stored. ``noise`` as in :meth:`record`."""
-        self._odometer.check(self.release(events, noise=noise))
+        the data set; nothing is stored. ``noise`` as in :meth:`charge`."""
+        self._odometer.check(self.charge_of(events, noise=noise))
 
-    def admit(self, events: Sequence[Event], *, noise: str) -> None:
+    def fix_plan(self, events: Sequence[Event], *, noise: str) -> None:
         """Check ``events``, all future privacy events of the run, against the limits of the data set (:meth:`check`),
         and fix them as the plan of the run.
 
@@ -333,7 +333,7 @@ class ReleaseLog:
         self.check(events, noise=noise)
         self._planned = tuple(events)
 
-    def reserve(self, events: Sequence[Event], *, noise: str) -> None:
+    def charge_ahead(self, events: Sequence[Event], *, noise: str) -> None:
         """Charge the privacy ``events`` of a release durably, before its noise is drawn.
 
         The charge for the finished draw replaces this one. If the draw fails, crashes or never begins, the charge
@@ -341,10 +341,10 @@ class ReleaseLog:
         """
         if self._steps and not self._is_reserved:
             self._begin(self._run.student)
-        self.record((*self._before, *events), noise=noise, plan=self._planned)
+        self.charge((*self._before, *events), noise=noise, plan=self._planned)
         self._is_reserved = True
 
-    def standing(self, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
+    def standing(self, *, delta: float, and_of: Sequence[RunCharge] = ()) -> Standing | None:
         """Return the cost of this run together with all earlier releases of the same data set, unit and relation; None
         if this run has no privacy guarantee.
 
@@ -354,7 +354,7 @@ class ReleaseLog:
         own = self.stored()
         if own is None or not own.is_private:
             return None
-        rows = list(self._odometer.released(own.data).values())
+        rows = list(self._odometer.charges(own.data).values())
         place_of = {row.run: place for place, row in enumerate(rows)}
         others = {other.run for other in and_of}
         # Up to its own last row: later releases are reported by their own statements. A run that learns from another's
@@ -378,12 +378,12 @@ class ReleaseLog:
         name = f"{rule}/{part}" if rule else ""
         return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=name)
 
-    def stored(self, run: str | None = None) -> Release | None:
+    def stored(self, run: str | None = None) -> RunCharge | None:
         """Return the row of the odometer for this run, or for the run with the id ``run``; None if the odometer has no
         such row."""
         return self._odometer.row(run or self.id)
 
-    def _is_copy(self, receipt: Release) -> bool:
+    def _is_copy(self, receipt: RunCharge) -> bool:
         """Return True if this run's folder is a copy, which is charged as a run of its own. It is a copy if the run
         that ``receipt`` names has another path in the odometer, and the folder at that path still holds this run."""
         stored = self.stored(receipt.run)

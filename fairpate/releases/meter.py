@@ -13,7 +13,7 @@ from aggregator.store import LedgerError
 from fairpate.privacy import mechanism_events
 from fairpate.privacy.accountant import Event
 from fairpate.releases.directory import RunDirectoryError
-from fairpate.releases.odometer import LimitReachedError, Release
+from fairpate.releases.odometer import LimitReachedError, RunCharge
 from fairpate.types import Unit
 
 # Most queries that are charged in advance: a ledger may take them without writing to the odometer again, and a crash
@@ -24,7 +24,7 @@ _BLOCK = 256
 class Charging(Protocol):
     """Charges a run to the operator's odometer, as :class:`fairpate.releases.log.ReleaseLog` does."""
 
-    def record(
+    def charge(
         self,
         events: Sequence[Event],
         *,
@@ -35,7 +35,7 @@ class Charging(Protocol):
     ) -> None:
         """Charge the privacy ``events`` of everything that the run released or is about to release."""
 
-    def stored(self) -> Release | None:
+    def stored(self) -> RunCharge | None:
         """Return what was charged for this run so far; None if nothing was."""
 
 
@@ -111,7 +111,7 @@ class LedgerMeter:
             events = [mechanism_events.of_teachers(event, self.unit) for event in charged]
             noise, plan = self.terms.noise, self.plan
             try:
-                self.log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
+                self.log.charge(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
             except LimitReachedError as error:
                 if room == num_reservations:
                     raise LedgerError(str(error)) from error

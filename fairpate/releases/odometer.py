@@ -65,13 +65,13 @@ class LimitReachedError(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class RunCharge:
     """One row of the odometer, the database of all runs' privacy costs: everything that one run has released of private
     records so far.
 
     ``events``: the privacy events of what was released. ``plan``: all events that the run fixed before the first of
     them, ``events`` included; empty without a plan. Limits charge the whole plan, however little of it was released,
-    or ``events`` if there is no plan. A run has a plan if it reserved one (:meth:`ReleaseLog.admit`), or if a limit
+    or ``events`` if there is no plan. A run has a plan if it reserved one (:meth:`ReleaseLog.fix_plan`), or if a limit
     admitted the run only because no other release reads the same data.
 
     ``num_queries``: the number of queries charged so far in the run's ledger; 0 without a ledger. ``rdp_A``: the
@@ -103,7 +103,7 @@ class Release:
         object.__setattr__(self, "rdp_A", curve_A)
 
     @property
-    def charged(self) -> Release:
+    def charged(self) -> RunCharge:
         """This release with the privacy events whose cost counts towards a limit. If it has a plan, they are all events
         that were fixed beforehand; otherwise they are the events of what was released so far."""
         return replace(self, events=self.plan, plan=(), rdp_A=_NEW) if self.plan else self
@@ -118,13 +118,13 @@ class Release:
         return bool(np.isfinite(self.rdp_A).any()) or composed_epsilon([self], delta=0.5) < math.inf
 
 
-def release_values(release: Release) -> dict[str, Any]:
+def charge_values(release: RunCharge) -> dict[str, Any]:
     """Return ``release`` as JSON values by name, as a receipt (a run's own record of its charges) stores them."""
     values = {column.name: getattr(release, column.name) for column in fields(release) if column.name != "rdp_A"}
     return values | {name: list(map(event_json, values[name])) for name in ("events", "plan")}
 
 
-def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: bool = False) -> float:
+def composed_epsilon(releases: Sequence[RunCharge], *, delta: float, is_adaptive: bool = False) -> float:
     """Return the total epsilon of releases that have one privacy unit and relation; ``inf`` if there is no finite
     bound.
 
@@ -152,7 +152,7 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float, is_adaptive: 
     return max(of_parts)
 
 
-def _by_part(releases: Sequence[Release]) -> list[tuple[Sequence[Release], FloatArray]]:
+def _by_part(releases: Sequence[RunCharge]) -> list[tuple[Sequence[RunCharge], FloatArray]]:
     """Return the sets of releases that may all have read the same privacy unit (record or person), each set with its
     summed Renyi curve.
 
@@ -299,9 +299,9 @@ class Odometer:
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([f"{self.path}, at delta {_SHOWN_DELTA:g}", *lines])
 
-    def record(
-        self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True, holds: bool = False
-    ) -> Release:
+    def charge(
+        self, release: RunCharge, *, plan: Sequence[Event] | None = None, enforce: bool = True, holds: bool = False
+    ) -> RunCharge:
         """Store durably what a run released or is about to release, as one row of the odometer; return this row. A
         later call for the same run replaces the row.
 
@@ -335,14 +335,14 @@ class Odometer:
                     release = replace(release, plan=merged(plan))
             if release.plan:  # more than was planned is charged too, where it is out already
                 release = replace(release, plan=covering(release.plan, release.events))
-            values = release_values(release)
+            values = charge_values(release)
             values |= {name: json.dumps(values[name]) for name in ("events", "plan")}
             database.execute(_STORE, values | {"rdp": release.rdp_A.tobytes(), "time": time.time()})
             database.execute(_STORE_PLAN, values)
             database.execute(_STORE_PART, values)
         return release
 
-    def released(self, data: str) -> dict[str, Release]:
+    def charges(self, data: str) -> dict[str, RunCharge]:
         """Return the stored releases on the data set ``data``, oldest first, as a mapping from the id of the run."""
         with self.transaction() as database:
             return {row.run: row for row in _rows(database, data=data)}
@@ -389,12 +389,12 @@ class Odometer:
         with self.transaction() as database:
             return dict(database.execute("SELECT unit, epsilon FROM limits WHERE data = ? ORDER BY unit", (data,)))
 
-    def row(self, run: str) -> Release | None:
+    def row(self, run: str) -> RunCharge | None:
         """Return the row of the run with the id ``run``; None if the odometer has no such row."""
         with self.transaction() as database:
             return next(iter(_rows(database, run=run)), None)
 
-    def check(self, release: Release) -> None:
+    def check(self, release: RunCharge) -> None:
         """Raise LimitReachedError if ``release``, all of whose events were fixed beforehand, would exceed a limit of
         its data set; nothing is stored."""
         with self.transaction() as database:
@@ -448,7 +448,7 @@ class Odometer:
             ) from error
 
 
-def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[Release]:
+def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[RunCharge]:
     """Return all releases that are stored in the odometer's ``database``, or only those on the data set ``data`` or of
     the run with the id ``run``, oldest first."""
     found = []
@@ -456,7 +456,7 @@ def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | N
         for row in database.execute(_READ, {"data": data, "run": run}):
             values = dict(row)
             values |= {name: _events(values[name]) for name in ("events", "plan")}
-            found.append(Release(**values | {"rdp_A": np.frombuffer(values["rdp_A"], dtype="<f8")}))
+            found.append(RunCharge(**values | {"rdp_A": np.frombuffer(values["rdp_A"], dtype="<f8")}))
     except (ValueError, TypeError) as error:
         # As an error of the database: `transaction` reports all of them with their remedy.
         raise sqlite3.DatabaseError(f"the odometer's row of a release is damaged: {error}") from error
@@ -469,7 +469,7 @@ def _events(text: str) -> tuple[Event, ...]:
     return tuple(map(event_from, json.loads(text)))
 
 
-def counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
+def counted_by(unit: Unit, releases: Sequence[RunCharge]) -> list[RunCharge]:
     """Return those of ``releases`` that add to the total cost for the privacy unit ``unit``. Their privacy events are
     converted to this unit: those of a release per person, for example, to events per record."""
     found = []
@@ -490,12 +490,12 @@ _SAME_COST = 1e-9
 
 
 def _admitted(
-    database: sqlite3.Connection, release: Release, rows: Sequence[Release], plan: Sequence[Event] | None
-) -> Release:
+    database: sqlite3.Connection, release: RunCharge, rows: Sequence[RunCharge], plan: Sequence[Event] | None
+) -> RunCharge:
     """Check ``release`` against the limits of its data set, and return it; LimitReachedError if it exceeds a limit.
 
     ``rows``: the stored releases on the data set. ``plan``: all events of the run that were fixed beforehand, as in
-    :meth:`Odometer.record`. Some releases fit a limit only if no other release reads the same data and all events were
+    :meth:`Odometer.charge`. Some releases fit a limit only if no other release reads the same data and all events were
     fixed beforehand. Such a release is returned with these events as its plan.
     """
     query = "SELECT unit, epsilon, delta FROM limits WHERE data = ? ORDER BY unit"
@@ -521,7 +521,7 @@ def _admitted(
 
 
 def _fits(
-    release: Release, others: Sequence[Release], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
+    release: RunCharge, others: Sequence[RunCharge], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
 ) -> bool:
     """Return True if ``release`` fits every limit even if it was chosen after seeing the ``others``, the releases
     charged before. Return False if it fits some limit only because it is the single release of its data and all its
@@ -589,12 +589,12 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
     return "; ".join(totals) or "nothing"
 
 
-def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
+def spent_since(before: Mapping[str, RunCharge], data: str, odometer: Odometer, *, delta: float) -> str:
     """Return in words what this command's releases on ``data`` cost, and what all releases on ``data`` cost together;
     empty if none of the command's releases is private. ``before`` are the releases in the odometer when the command
     began; all that was added since is the command's own."""
-    of_kind: dict[tuple[str, str], list[Release]] = {}
-    for run, release in odometer.released(data).items():
+    of_kind: dict[tuple[str, str], list[RunCharge]] = {}
+    for run, release in odometer.charges(data).items():
         events = beyond(release.events, before[run].events if run in before else ())
         if events and release.is_private:
             new = replace(release, events=events, plan=(), rdp_A=_NEW)

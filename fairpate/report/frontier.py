@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config import PLACES, SEEDS, flattened
+from fairpate.config import NOT_IN_DIGESTS, SEEDS, flattened
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.records import verdict
@@ -310,7 +310,7 @@ def notion_value(record: RunRecord, notion: NotionName) -> float | None:
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a configuration by dotted names, without its seeds and places. An option of a loader is a
     setting, whatever its name."""
-    left_out = tuple(f"{name}." for name in (*PLACES, *SEEDS))
+    left_out = tuple(f"{name}." for name in (*NOT_IN_DIGESTS, *SEEDS))
     return {path: value for path, value in flattened(dict(config)).items() if not f"{path}.".startswith(left_out)}
 
 

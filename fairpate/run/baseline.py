@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairpate import types
 from fairpate.data.dataset import Split
+from fairpate.lazy import functional, sklearn
 from fairpate.report.metrics import WithoutPrivacy
-from fairpate.types import IntArray, sklearn
+from fairpate.types import IntArray
 
 _MOST_VALUES = 50_000_000  # 0.4 GB
 _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
@@ -43,7 +43,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
     for x in parts:
         if x.ndim == 4:
             side = (min(x.shape[2], _SIDE), min(x.shape[3], _SIDE))
-            x = torch.cat([types.functional.adaptive_avg_pool2d(some.float(), side) for some in x.split(_AT_ONCE)])
+            x = torch.cat([functional.adaptive_avg_pool2d(some.float(), side) for some in x.split(_AT_ONCE)])
         rows.append(x.flatten(1).numpy().astype(np.float64))
     x_NF, test_MF = rows
     labels_N = private.y.numpy()

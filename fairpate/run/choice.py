@@ -45,7 +45,7 @@ from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.laplace import choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
-from fairpate.releases.arrays import Origin, Released, read_release
+from fairpate.releases.arrays import Origin, ReleasedArrays, read_release
 from fairpate.releases.directory import (
     RunDirectory,
     RunDirectoryError,
@@ -110,7 +110,7 @@ def select_settings(
 
         event = PureReleases(count=1, epsilon=epsilon, unit=unit, relation=relation)
 
-        def draw() -> Released:
+        def draw() -> ReleasedArrays:
             scores_M = [score_of(student, dataset.validation, weights, source) for student in students]
             return choice_among(scores_M, event, source)
 
@@ -201,7 +201,7 @@ def score_of(student: Student, validation: Split, weights_G: IntArray, source: N
     return int((weights_G[validation.z.numpy()] // records_of_unit(validation))[right_N].sum())
 
 
-def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSource) -> Released:
+def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSource) -> ReleasedArrays:
     """Choose one of several models by the exponential mechanism, and return its index as a release. ``scores_M`` are
     the models' scores; ``event`` is the privacy event of the choice, and fixes its epsilon. The draw has exactly the
     mechanism's probabilities: no floating-point number is involved."""
@@ -210,7 +210,7 @@ def choice_among(scores_M: Sequence[int], event: PureReleases, source: NoiseSour
     # Exact fractions: probabilities in floating point would leak through their rounding (Ilvento 2020).
     costs = [Fraction(-score) for score in scores_M]
     place = choose_cheap(costs, sensitivity=sensitivity, epsilon=event.epsilon, source=source)
-    return Released(arrays={"chosen": np.array([place], np.int64)}, events=(event,))
+    return ReleasedArrays(arrays={"chosen": np.array([place], np.int64)}, events=(event,))
 
 
 class TrialsError(UserError):
@@ -285,7 +285,7 @@ class Trials:
         if also_tests:
             logs[0].of_part("test").check([table_event(self.cost)], noise=OS_ENTROPY)
         for log, event in counted:
-            log.record([event], noise=OS_ENTROPY)
+            log.charge([event], noise=OS_ENTROPY)
 
 
 def plan_trials(
@@ -478,7 +478,7 @@ def select_by_trials(
         assert receipt is not None
         chosen, embedding = planned[state["drawn"][best]], datasets[state["drawn"][best]].embedding
         student = replace(load_student(folder.workplace / f"{best}.safetensors"), embedding=embedding)
-        made = Released(arrays={"chosen": np.array([state["drawn"][best]], np.int64)}, events=(plan.scores,))
+        made = ReleasedArrays(arrays={"chosen": np.array([state["drawn"][best]], np.int64)}, events=(plan.scores,))
         done = publish_trained(
             chosen,
             student,

@@ -37,12 +37,13 @@ from fairpate.data import load_data, load_once
 from fairpate.data.registry import declared_units
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import make_folder, write_atomically
+from fairpate.lazy import torch
 from fairpate.methods.base import ReleasingMethod, determining_values, looks_of
 from fairpate.methods.pate import PateFamily, choose_queries
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
 from fairpate.releases.directory import RunDirectory, read_json, read_votes, sole_worker, write_text, write_votes
 from fairpate.releases.log import MetricsFolder, read_receipt
-from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, Release, spent, spent_since
+from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, RunCharge, spent, spent_since
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
@@ -56,7 +57,7 @@ from fairpate.run.run import make_release, run_method
 from fairpate.run.spending import announce_delta, question_above
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
-from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored, torch
+from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
@@ -169,7 +170,7 @@ def compare(
             return Comparison(folder=folder, changed=False, **shown)
         odometer = Odometer()
         data_sets = {cell.config.data.name: cell.config.target.delta for cell in missing if cell.config.is_private}
-        before = {data: odometer.released(data) for data in data_sets}
+        before = {data: odometer.charges(data) for data in data_sets}
         for words in planned_spending(missing, odometer, reporter):
             reporter.note("spends", words)
         try:
@@ -381,7 +382,7 @@ def collect_shared_releases(
     return faults
 
 
-def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
+def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, RunCharge]:
     """Draw the release of the method ``config`` in the folder ``out``, or read the release if it exists there. Return
     the bytes of its file, and its row in the odometer (the database of privacy costs)."""
     run = make_release(config.release_alone.model_copy(update={"out": out}), Reporter(quiet=True))
@@ -390,7 +391,7 @@ def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
     return run.released.read_bytes(), release
 
 
-def count_cell(release: Release) -> None:
+def count_cell(release: RunCharge) -> None:
     """Charge ``release``, the release of one cell, to this machine's odometer (the database of privacy costs). The
     worker that ran the cell has an odometer of its own.
 
@@ -398,10 +399,10 @@ def count_cell(release: Release) -> None:
     """
     odometer = Odometer()
     try:
-        odometer.record(release)
+        odometer.charge(release)
     except LimitReachedError:
         # The release has happened: leaving it out would understate the total.
-        odometer.record(release, enforce=False)
+        odometer.charge(release, enforce=False)
         raise
 
 
@@ -517,7 +518,7 @@ def run_cells(
 
 def _compute(
     compute: Compute, cell: Cell, out: Path, shared: Handed, torch_threads: int
-) -> tuple[list[Row], list[Release]]:
+) -> tuple[list[Row], list[RunCharge]]:
     rows = compute(cell, out, shared, torch_threads)
     # Of the model and of private metrics; a choice among settings is never made in a cell.
     receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, MetricsFolder))

@@ -52,7 +52,7 @@ from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, buffered, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
-from fairpate.releases.arrays import Released, read_release
+from fairpate.releases.arrays import ReleasedArrays, read_release
 from fairpate.releases.directory import RunDirectory
 from fairpate.releases.log import MetricsFolder, ReleaseLog, read_receipt
 from fairpate.report import metrics
@@ -236,7 +236,7 @@ def draw_table(
     edges: Sequence[float] = (),
     noisy_sum: NoisySum | None = None,
     about: bytes = b"",
-) -> Released:
+) -> ReleasedArrays:
     """Predict the test records one by one, and return a noisy table (B, G, Y, C) of how many have each combination of
     score bin, group, true label and prediction. ``edges`` divide scores into B = len(edges) + 1 bins.
 
@@ -260,7 +260,7 @@ def draw_table(
             [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)], cells
         )
     arrays = {"weights_BGYC": noisy.reshape(table_BGYC.shape), "edges": np.array(edges, np.float64)}
-    return Released(arrays=arrays, events=(event,))
+    return ReleasedArrays(arrays=arrays, events=(event,))
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
@@ -287,7 +287,7 @@ def records_of_unit(split: Split) -> IntArray:
     return np.bincount(person_N)[person_N]
 
 
-def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseLog, *, noise: str) -> Released:
+def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseLog, *, noise: str) -> ReleasedArrays:
     """Return the noisy table of predictions that is stored with the run. If there is none, draw it from the test
     records and charge it to ``log``, the log of these records.
 
@@ -300,7 +300,7 @@ def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseL
     if noise != discrete_gaussian.OS_ENTROPY:
         source = SeededSource(stream_seed(opened.seed, Stream.METRICS))
 
-    def draw() -> Released:
+    def draw() -> ReleasedArrays:
         return draw_table(
             student,
             dataset.test,
@@ -328,7 +328,7 @@ def assess_privately(opened: OpenRun, student: Student, statement: PrivacyStatem
     return replace(found, measured_N=np.ones(len(opened.dataset.test), np.bool_))  # for the operator's comparison alone
 
 
-def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
+def assessment_of(released: ReleasedArrays, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
     """Return the metrics that can be estimated from ``released``, a noisy table of predictions. ``card`` describes the
     student that predicted. If it has a reject option, the metrics include results for several orders of the records,
     which are simulated from the table."""
@@ -353,7 +353,7 @@ def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: 
     return Assessment(evaluations={"student without refusals": measured}, measured_N=nobody, reject_option=spread)
 
 
-def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
+def evaluation_of(released: ReleasedArrays, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
     """Return all metrics that can be estimated from a released noisy table of predictions; the other metrics are
     NaN."""
     *_, event = released.events

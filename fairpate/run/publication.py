@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairpate import __version__
-from fairpate.config import PLACE, ConfigError, DataConfig, parse_config, read_yaml
+from fairpate.config import CODE_NAME, ConfigError, DataConfig, parse_config, read_yaml
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import sha256_of
 from fairpate.data.features import completed_pool, feature_names
@@ -457,7 +457,7 @@ def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, An
         of = "features in the order of the data set"
         if names == feature_names():
             of = "histograms of a picture's oriented gradients (fairpate.oriented_gradients), in place of the picture"
-        elif PLACE.fullmatch(place):
+        elif CODE_NAME.fullmatch(place):
             of = f"what {place} gives for a picture, which is code that no graph holds: run it first"
         return {"of": of, "features": [{"feature": name} for name in names]}
     return {

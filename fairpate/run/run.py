@@ -30,12 +30,12 @@ from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
 from fairpate.methods.base import Method, ReleasingMethod, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.pate import Labels, VotingMethod
+from fairpate.methods.pate import ReleasedLabels, VotingMethod
 from fairpate.pages import percent
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.releases.arrays import Origin, Released, read_release, save_release, take_release
+from fairpate.releases.arrays import Origin, ReleasedArrays, read_release, save_release, take_release
 from fairpate.releases.directory import (
     RunDirectory,
     RunDirectoryError,
@@ -45,7 +45,7 @@ from fairpate.releases.directory import (
     write_json,
 )
 from fairpate.releases.log import ReleaseLog
-from fairpate.releases.odometer import Odometer, Release, release_values
+from fairpate.releases.odometer import Odometer, RunCharge, charge_values
 from fairpate.run import folder as folders
 from fairpate.run.baseline import without_privacy
 from fairpate.run.checks import check_data, check_model_files
@@ -165,7 +165,7 @@ def make_release(
 @contextmanager
 def one_release(
     configs: Sequence[ReleasingMethod], reporter: Reporter, *, out: Path, check: Callable[[Dataset], None]
-) -> Iterator[tuple[Dataset, ReleaseLog, Released, list[Student]]]:
+) -> Iterator[tuple[Dataset, ReleaseLog, ReleasedArrays, list[Student]]]:
     """Context manager: draw the release of arrays that all ``configs`` share, or read the stored release, and train one
     model for each of ``configs`` from it.
 
@@ -341,8 +341,8 @@ def publish_trained(
     config: Method,
     student: Student,
     *,
-    counted_by: Release,
-    choice: tuple[Released, Origin],
+    counted_by: RunCharge,
+    choice: tuple[ReleasedArrays, Origin],
     remarks: Sequence[str],
     environment: Mapping[str, Any],
     reporter: Reporter,
@@ -357,7 +357,7 @@ def publish_trained(
     write_json(run.environment, environment)
     if student.embedding is not None and not run.embedding.exists():
         save_embedding(student.embedding, run.embedding)
-    write_json(run.receipt, release_values(counted_by))
+    write_json(run.receipt, charge_values(counted_by))
     save_release(run.choice, *choice)
     with _opened(config, reporter, None) as opened:
         if not run.student.exists():
@@ -371,7 +371,7 @@ def publish_trained(
     return run_method(config, reporter)
 
 
-def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels | None]:
+def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, ReleasedLabels | None]:
     """Return the published student and the released labels (None for a method that releases no labels). The student is
     trained if it does not exist yet."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
@@ -417,7 +417,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels |
     return student, labels
 
 
-def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
+def _report(opened: OpenRun, student: Student, labels: ReleasedLabels | None) -> None:
     """Measure the published model; write its metrics, the run's row of a comparison and the report pages."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
     statement = read_statement(run)
@@ -431,7 +431,7 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
             # covers exact metrics, so that the odometer lists them alone.
             relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
             event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
-            log.of_part("test").record([event], noise=EXACT_METRICS)
+            log.of_part("test").charge([event], noise=EXACT_METRICS)
         assessment = assess(student, dataset, config.evaluation, seed=config.seed)
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)

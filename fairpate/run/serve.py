@@ -40,10 +40,10 @@ from aggregator.service.auth import LiveTokens, TokenStore
 from aggregator.service.server import Backend, Service, ServiceSettings, start_service
 from aggregator.session import AggregatorSession, PublicPool, Question
 from aggregator.store import (
+    Address,
     Head,
     Header,
     LedgerError,
-    Place,
     Row,
     UnreachableError,
     head_path,
@@ -485,7 +485,7 @@ def last_backup_s(run: RunDirectory) -> float | None:
     return None
 
 
-def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
+def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
     """Replace the ledger of ``run`` by the backup ``copy``, at the ledger's present location or at the new location
     ``to``; return the location as text, without a password.
 
@@ -551,7 +551,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 @contextmanager
-def _without_writer(run: RunDirectory, ledger: Place) -> Iterator[None]:
+def _without_writer(run: RunDirectory, ledger: Address) -> Iterator[None]:
     """Context manager: keep every process from writing the ledger of ``run`` at ``ledger`` inside the ``with`` block.
     LedgerError if a process writes it."""
     with ExitStack() as held:
@@ -569,7 +569,7 @@ def _without_writer(run: RunDirectory, ledger: Place) -> Iterator[None]:
         yield
 
 
-def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
+def verified(place: Address, anchor: Address | None) -> tuple[Header, list[Row], int]:
     """Verify the hash chain of the ledger at ``place``, a path or a database URL. Return the ledger's header, its
     entries and the number of queries with an outcome.
 

@@ -49,7 +49,7 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
         parts["validation"] = read_release(run.choice)[0].events
         # Made under another odometer, perhaps: this one counts it by the id of the choice, once.
         log.of_part("validation").count_published(parts["validation"], noise=trained.noise)
-    and_of = [log.of_part(part).release(events, noise=trained.noise) for part, events in parts.items()]
+    and_of = [log.of_part(part).charge_of(events, noise=trained.noise) for part, events in parts.items()]
     standing = log.standing(delta=config.target.delta, and_of=and_of)
     for remark in standing_remarks(standing, delta=config.target.delta):
         opened.reporter.note("odometer", remark)
@@ -75,7 +75,9 @@ def with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacySta
     if list(map(event_json, tables)) == list(statement.part_events["test"]):
         return statement
     cost = base.price(tables, delta=statement.delta).epsilon
-    standing = log.standing(delta=statement.delta, and_of=[log.of_part("test").release(tables, noise=statement.noise)])
+    standing = log.standing(
+        delta=statement.delta, and_of=[log.of_part("test").charge_of(tables, noise=statement.noise)]
+    )
     is_named = statement.earlier_releases is not None and standing is not None
     found = replace(
         statement,

@@ -614,7 +614,7 @@ def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:
             "this as a defect."
         )
     most = _LARGEST // len(draw.sites)
-    noise_D = discrete_gaussians(draw.share_stddev, source.words([f"sum {draw.number}"], draw.size)[0], source)
+    noise_D = discrete_gaussians(draw.share_stddev, source.machine_words([f"sum {draw.number}"], draw.size)[0], source)
     # Tested before they are added: an addition that wraps would look small.
     if max(np.abs(each).max(initial=0) for each in (exact_D, noise_D)) > most // 2:
         raise SumError(

@@ -36,7 +36,7 @@ from fairpate.methods.base import resolved
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.releases.directory import RunDirectory
-from fairpate.releases.odometer import Odometer, Release
+from fairpate.releases.odometer import Odometer, RunCharge
 from fairpate.sites.plan import key_text, make_plan, new_key
 from fairpate.sites.site import TURN
 from fairpate.terminal import Reporter
@@ -265,7 +265,7 @@ def simulate(
         if data.declaration is not None:
             # In the operator's own odometer. LimitReachedError if a limit has no room.
             events = tuple(map(event_from, (*plan.events, *plan.test_events)))
-            release = Release(
+            release = RunCharge(
                 run=plan.id,
                 data=data.name,
                 unit=plan.unit,
@@ -275,7 +275,7 @@ def simulate(
                 path=str((coordinator / "run").absolute()),
                 events=events,
             )
-            Odometer().record(release)
+            Odometer().charge(release)
         # Chosen here: the sites are started with the port before the coordinator listens.
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])

@@ -561,7 +561,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
     charges: list[tuple[ReleaseLog, tuple[Event, ...]]] = []
 
     def charge() -> None:
-        for each in (ReleaseLog.check, ReleaseLog.record):
+        for each in (ReleaseLog.check, ReleaseLog.charge):
             for log, counted in charges:
                 each(log, counted, noise=OS_ENTROPY)
 

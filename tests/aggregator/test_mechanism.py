@@ -88,7 +88,7 @@ def test_an_open_gate_or_an_endless_cold_start_is_confident_gnmax_bit_for_bit(ru
     parameters = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
     outcomes, _ = run_stream(votes_QC, np.arange(200) % 2, parameters=parameters, rule=rule)
     source = SeededSource(0)
-    words = source.words([str(index) for index in range(200)], 5)
+    words = source.machine_words([str(index) for index in range(200)], 5)
     passes_Q = votes_QC.max(axis=1) + discrete_gaussians(10, words[:, 0], source) >= 30
     noisy_QC = votes_QC + discrete_gaussians(6, words[:, 1:], source)
     assert [outcome.label is not None for outcome in outcomes] == passes_Q.tolist()

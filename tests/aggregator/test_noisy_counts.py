@@ -86,7 +86,7 @@ def test_chances_are_right_as_often_as_they_say() -> None:
     shares_QC = generator.dirichlet(np.ones(3), size=40_000)
     votes_QC = generator.multinomial(total, shares_QC)
     label_Q = (generator.random(len(shares_QC))[:, None] > shares_QC.cumsum(axis=1)).sum(axis=1)
-    words = SeededSource(1).words([str(row) for row in range(len(votes_QC))], 3)
+    words = SeededSource(1).machine_words([str(row) for row in range(len(votes_QC))], 3)
     noisy_QC = votes_QC + discrete_gaussians(stddev, words, SeededSource(1))
 
     def worst_error(factor: float) -> float:

@@ -61,7 +61,7 @@ class NearestRecords(Mechanism):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        noise_QC = discrete_gaussians(self.noise_stddev_votes, source.words(keys, votes_QC.shape[1]), source)
+        noise_QC = discrete_gaussians(self.noise_stddev_votes, source.machine_words(keys, votes_QC.shape[1]), source)
         return gated((votes_QC + noise_QC).argmax(axis=1).tolist(), groups, gate)
 
     def worst_case(self, num_queries: int) -> NeighbourVotes:
@@ -91,7 +91,7 @@ class OneVotePerRecord(Mechanism):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        noise_QC = discrete_gaussians(self.noise_stddev_votes, source.words(keys, votes_QC.shape[1]), source)
+        noise_QC = discrete_gaussians(self.noise_stddev_votes, source.machine_words(keys, votes_QC.shape[1]), source)
         rows = (votes_QC + noise_QC).tolist()
         return [Outcome(verdict="answer", label=int(np.argmax(row)), counts=tuple(row)) for row in rows]
 

@@ -281,7 +281,7 @@ class NoMoreNoise:
     def randbelow(self, n):
         raise AssertionError("drew again")
 
-    def words(self, keys, count):
+    def machine_words(self, keys, count):
         raise AssertionError(f"drew again for {keys}")
 
 

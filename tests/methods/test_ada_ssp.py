@@ -28,7 +28,7 @@ from fairpate.methods.residual_votes import (
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.privacy.second_accountant import recomputed_epsilon
-from fairpate.releases.arrays import Released
+from fairpate.releases.arrays import ReleasedArrays
 from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 from teachers.ensemble import BlockPool
@@ -104,12 +104,12 @@ def test_another_relation_is_refused() -> None:
         method.check()
 
 
-def released(sums_CW: np.ndarray, moments_WW: np.ndarray, eigenvalue: float) -> Released:
+def released(sums_CW: np.ndarray, moments_WW: np.ndarray, eigenvalue: float) -> ReleasedArrays:
     """Exact values as if they were released, in units of one record."""
     scales = {"sums_CW": (sums_CW, UNITS), "moments_WW": (moments_WW, UNITS**2)}
     arrays = {name: np.rint(value * scale).astype(np.int64) for name, (value, scale) in scales.items()}
     arrays["eigenvalue_11"] = np.array([[round(eigenvalue * UNITS**2)]])
-    return Released(arrays=arrays, events=least_squares_events(1.0))
+    return ReleasedArrays(arrays=arrays, events=least_squares_events(1.0))
 
 
 def test_moments_that_stand_out_give_least_squares() -> None:

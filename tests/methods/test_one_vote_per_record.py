@@ -21,7 +21,7 @@ from fairpate.data import Dataset
 from fairpate.data.embedding import Nearness, Prototypes, SpaceConfig
 from fairpate.methods import record_votes
 from fairpate.methods.base import configured
-from fairpate.methods.record_votes import RecordVotesConfig, labels_of_cells, labels_of_line, noisy_votes
+from fairpate.methods.record_votes import RecordVotesConfig, labels_of_cells, labels_of_linear_rule, noisy_votes
 from fairpate.privacy.accountant import event_pld
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import VoteTables
@@ -251,7 +251,7 @@ def test_a_line_learns_what_noisy_cells_say_together(scale: float) -> None:
         source=SeededSource(1),
     )
     alone = labels_of_cells(table, found.prototype_M, stddev=15.0).labels_M
-    said = labels_of_line(table, found.prototype_M, found.coordinates_MD, stddev=15.0)
+    said = labels_of_linear_rule(table, found.prototype_M, found.coordinates_MD, stddev=15.0)
     together, certainty = said.labels_M, said.certainty_M
     assert (together == truth).mean() > (alone == truth).mean() + 0.04
     assert ((certainty >= 0) & (certainty <= 1)).all()
@@ -260,7 +260,7 @@ def test_a_line_learns_what_noisy_cells_say_together(scale: float) -> None:
 def test_a_line_through_one_class_is_that_class() -> None:
     found = cells(torch.randn(50, 2, generator=torch.Generator().manual_seed(0)), count=5)
     for table in (np.array([[9, -1]] * 5), np.full((5, 2), -1)):
-        said = labels_of_line(table, found.prototype_M, found.coordinates_MD, stddev=1.0)
+        said = labels_of_linear_rule(table, found.prototype_M, found.coordinates_MD, stddev=1.0)
         labels, certainty = said.labels_M, said.certainty_M
         assert labels.tolist() == [0] * 50
         assert np.isfinite(certainty).all()

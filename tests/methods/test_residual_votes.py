@@ -32,7 +32,7 @@ from fairpate.methods.residual_votes import (
 )
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.releases.arrays import Released
+from fairpate.releases.arrays import ReleasedArrays
 from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 from teachers.ensemble import BlockPool
@@ -186,7 +186,7 @@ def digits() -> Dataset:
     return load_data(DataConfig(embedding={"num_components": 6, "graph_share": 0}))
 
 
-def released(dataset: Dataset, tmp_path: Path, *, epsilon: float = 8.0, **settings: Any) -> Released:
+def released(dataset: Dataset, tmp_path: Path, *, epsilon: float = 8.0, **settings: Any) -> ReleasedArrays:
     values = {"target": {"epsilon": epsilon, "delta": 1e-5}, "noise": "seeded", "residual_votes": settings}
     method = configured(values, method="residual_votes")
     assert isinstance(method, ResidualVotes)

@@ -28,7 +28,7 @@ from fairpate.methods.noisy_counts import (
     offsets_of,
     table_event,
 )
-from fairpate.methods.pate import Labels, VotingMethod
+from fairpate.methods.pate import ReleasedLabels, VotingMethod
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import VoteSums
@@ -253,7 +253,7 @@ def test_students_learn_from_all_answers_of_small_teachers(method: str, release:
         folder.mkdir()
     training = Training(dataset=data, model=torch.nn.Linear(3, 2), run=run, reporter=QUIET, seed=0)
     labels = config.release(training)
-    assert isinstance(labels, Labels) and labels.queries is not None
+    assert isinstance(labels, ReleasedLabels) and labels.queries is not None
     answered = len(labels.labelled.labels)
     assert (answered < labels.queries.submitted) == (method == "fairpate")
     assert (labels.labelled.counts is None) == (release == "label")

@@ -246,7 +246,7 @@ def scores_of(kind: str, draws: int, places: int, rng: np.random.Generator, seed
         return normal_scores(3.0 * rng.normal(size=(draws, places)), 3.0)
     stddev, source = float(kind), SeededSource(seed)
     return normal_scores(
-        discrete_gaussians(stddev, source.words([str(r) for r in range(draws)], places), source), stddev
+        discrete_gaussians(stddev, source.machine_words([str(r) for r in range(draws)], places), source), stddev
     )
 
 

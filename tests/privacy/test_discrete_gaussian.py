@@ -218,7 +218,7 @@ def test_a_word_that_leaves_the_draw_open_is_decided_by_further_digits() -> None
 @pytest.mark.parametrize("stddev", [0.4, 6.0, 40.0])
 def test_many_at_a_time_are_the_draws_of_their_words_and_have_their_masses(stddev: float) -> None:
     source = SeededSource(5)
-    words = source.words([str(i) for i in range(10_000)], 2)
+    words = source.machine_words([str(i) for i in range(10_000)], 2)
     drawn = discrete_gaussians(stddev, words, source)
     assert drawn[:50].tolist() == [[discrete_gaussian(stddev, w, source) for w in row] for row in words[:50].tolist()]
     reach = math.ceil(12 * stddev) + 2
@@ -235,19 +235,21 @@ def test_many_at_a_time_are_the_draws_of_their_words_and_have_their_masses(stdde
 
 def test_noise_too_wide_for_a_table_has_its_scale() -> None:
     source = SeededSource(6)
-    samples = discrete_gaussians(5000.0, source.words([str(i) for i in range(1000)], 1), source).ravel().tolist()
+    samples = (
+        discrete_gaussians(5000.0, source.machine_words([str(i) for i in range(1000)], 1), source).ravel().tolist()
+    )
     assert has_stddev(samples, 5000)
     assert not has_stddev(samples, 3333)
 
 
 def test_words_of_a_seeded_source_depend_on_their_key_alone_and_those_of_the_system_on_nothing() -> None:
     seeded = SeededSource(1)
-    together = seeded.words(["a", "b", "c"], 3)
-    np.testing.assert_array_equal(together[1:2], seeded.words(["b"], 3))
+    together = seeded.machine_words(["a", "b", "c"], 3)
+    np.testing.assert_array_equal(together[1:2], seeded.machine_words(["b"], 3))
     assert len(np.unique(together)) == 9
-    assert not np.array_equal(together, SeededSource(2).words(["a", "b", "c"], 3))
+    assert not np.array_equal(together, SeededSource(2).machine_words(["a", "b", "c"], 3))
     system = OsEntropy()
-    assert not np.array_equal(system.words(["a"], 4), system.words(["a"], 4))
+    assert not np.array_equal(system.machine_words(["a"], 4), system.machine_words(["a"], 4))
 
 
 @pytest.mark.parametrize("stddev", [-1.0, math.inf, math.nan])

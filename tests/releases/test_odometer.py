@@ -79,10 +79,10 @@ def total(odometer, data="adult"):
 
 def test_a_command_names_the_cost_of_its_releases_under_each_relation(odometer, meter):
     """Multiplier 1 costs 4.377178 at 1e-5; a replaced record moves a sum twice as far, which costs 9.997."""
-    meter("one").record([gaussians(1, 1.0)], noise="os_entropy")
-    before = odometer.released("adult")
-    meter("two").record([gaussians(1, 1.0)], noise="os_entropy")
-    meter("three").record([dataclasses.replace(gaussians(1, 1.0), relation="replace one")], noise="os_entropy")
+    meter("one").charge([gaussians(1, 1.0)], noise="os_entropy")
+    before = odometer.charges("adult")
+    meter("two").charge([gaussians(1, 1.0)], noise="os_entropy")
+    meter("three").charge([dataclasses.replace(gaussians(1, 1.0), relation="replace one")], noise="os_entropy")
     said, _, _ = spent_since(before, "adult", odometer, delta=1e-5).partition(" of adult")
     assert said == "ε = 4.38 of each record and ε = 10.00 of each record"
 
@@ -90,8 +90,8 @@ def test_a_command_names_the_cost_of_its_releases_under_each_relation(odometer, 
 def test_releases_of_many_runs_cost_what_one_of_all_would(odometer, meter):
     """100 Gaussian steps of multiplier 10 cost exactly 4.377178 at 1e-5, as one step of multiplier 1 does."""
     for number in range(4):
-        meter(f"run-{number}").record([gaussians(25)], noise="os_entropy")
-    meter("one", "bank").record([gaussians(1, 1.0)], noise="os_entropy")
+        meter(f"run-{number}").charge([gaussians(25)], noise="os_entropy")
+    meter("one", "bank").charge([gaussians(1, 1.0)], noise="os_entropy")
     for data, releases in [("adult", 4), ("bank", 1)]:
         found = total(odometer, data)
         assert (found.releases, found.not_private, found.epsilon_limit) == (releases, 0, None)
@@ -102,8 +102,8 @@ def test_releases_of_many_runs_cost_what_one_of_all_would(odometer, meter):
 def test_queries_and_gradients_are_added_as_renyi_curves(odometer, meter):
     """Per order alpha: alpha / (2 10^2) for each step, alpha (1 / (2 100^2) + 1 / 60^2) for each query."""
     queries = ConfidentGnmaxQueries(count=500, **dataclasses.asdict(TERMS.mechanism))
-    meter("teachers").record([queries], noise="os_entropy")
-    meter("gradients").record([gaussians(20)], noise="os_entropy")
+    meter("teachers").charge([queries], noise="os_entropy")
+    meter("gradients").charge([gaussians(20)], noise="os_entropy")
     slope = 20 / (2 * 10**2) + 500 * (1 / (2 * 100**2) + 1 / 60**2)
     orders = np.linspace(1.01, 60, 20_000)
     epsilon = slope * orders + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1)
@@ -113,10 +113,10 @@ def test_queries_and_gradients_are_added_as_renyi_curves(odometer, meter):
 def test_a_process_that_imports_the_odometer_alone_prices_every_stored_event(odometer, meter):
     """A kind of event is known once its module is imported: without it, the rows could not be read or priced."""
     pure = {"count": 3, "epsilon": 0.2, "unit": "record", "relation": "add or remove one"}
-    meter("pure").record([PureReleases(**pure)], noise="os_entropy")
-    meter("laplace").record([LaplaceReleases(**pure)], noise="os_entropy")
-    meter("steps").record([gaussians(25)], noise="os_entropy")
-    meter("bank", "bank").record([PureReleases(**pure)], noise="os_entropy")
+    meter("pure").charge([PureReleases(**pure)], noise="os_entropy")
+    meter("laplace").charge([LaplaceReleases(**pure)], noise="os_entropy")
+    meter("steps").charge([gaussians(25)], noise="os_entropy")
+    meter("bank", "bank").charge([PureReleases(**pure)], noise="os_entropy")
     program = f"""import sys
 from pathlib import Path
 from fairpate.releases.odometer import Odometer
@@ -131,17 +131,17 @@ print(*[total.epsilon for total in totals], "fairpate.privacy.laplace" in sys.mo
 
 def test_a_run_counts_once_however_often_it_is_told_and_stays_when_it_is_deleted(odometer, meter, tmp_path):
     for _ in range(3):
-        meter().record([gaussians()], noise="os_entropy")
+        meter().charge([gaussians()], noise="os_entropy")
     once = total(odometer)
     assert once.releases == 1
     shutil.rmtree(tmp_path / "run")
     assert total(odometer) == once
-    meter().record([gaussians()], noise="os_entropy")  # in the same folder, and another run
+    meter().charge([gaussians()], noise="os_entropy")  # in the same folder, and another run
     assert total(odometer).releases == 2
 
 
 def test_a_run_that_the_odometer_lost_is_counted_again(odometer, meter, caplog):
-    meter().record([gaussians(25)], noise="os_entropy")
+    meter().charge([gaussians(25)], noise="os_entropy")
     before = total(odometer)
     odometer.path.unlink()
     assert odometer.totals(delta=1e-5) == []
@@ -151,20 +151,20 @@ def test_a_run_that_the_odometer_lost_is_counted_again(odometer, meter, caplog):
 
 
 def test_a_copy_of_a_run_is_another_run_and_a_moved_one_is_not(odometer, meter, tmp_path):
-    meter().record([gaussians()], noise="os_entropy")
+    meter().charge([gaussians()], noise="os_entropy")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    meter("copy").record([gaussians()], noise="os_entropy")
+    meter("copy").charge([gaussians()], noise="os_entropy")
     assert total(odometer).releases == 2
     shutil.move(tmp_path / "run", tmp_path / "moved")
-    meter("moved").record([gaussians()], noise="os_entropy")
+    meter("moved").charge([gaussians()], noise="os_entropy")
     assert total(odometer).releases == 2
 
 
 def test_units_and_relations_are_sums_of_their_own_and_seeded_noise_is_in_none(odometer, meter):
-    meter("record").record([gaussians()], noise="os_entropy")
-    meter("seeded").record([gaussians()], noise="seeded: not private")
-    meter("no noise").record([gaussians(noise_multiplier=0.0)], noise="os_entropy")
-    meter("attribute").record([PureReleases(count=1, epsilon=0.5)], noise="os_entropy")
+    meter("record").charge([gaussians()], noise="os_entropy")
+    meter("seeded").charge([gaussians()], noise="seeded: not private")
+    meter("no noise").charge([gaussians(noise_multiplier=0.0)], noise="os_entropy")
+    meter("attribute").charge([PureReleases(count=1, epsilon=0.5)], noise="os_entropy")
     found = {(row.unit, row.relation): row for row in odometer.totals(delta=1e-5)}
     assert {key: (row.releases, row.not_private) for key, row in found.items()} == {
         ("record", "add or remove one"): (1, 2),
@@ -188,20 +188,20 @@ def test_a_release_that_would_pass_the_limit_is_refused_and_not_counted(odometer
     assert 4.377178 < limit < 4.8
     odometer.set_limit("adult", "record", epsilon=limit, delta=1e-5)
     for number in range(4):
-        meter(f"run-{number}").record([gaussians(25)], noise="os_entropy")
+        meter(f"run-{number}").charge([gaussians(25)], noise="os_entropy")
     assert total(odometer).epsilon_adaptive == pytest.approx(limit - 0.02, abs=0.02)
     with pytest.raises(LimitReachedError, match=rf"adult, unit record: 4 releases cost.*limit is {limit:g}"):
-        meter("more").record([gaussians()], noise="os_entropy")
+        meter("more").charge([gaussians()], noise="os_entropy")
     assert total(odometer).releases == 4
     odometer.set_limit("bank", "record", epsilon=1, delta=1e-5)
-    meter("bank-1", "bank").record([gaussians()], noise="os_entropy")
+    meter("bank-1", "bank").charge([gaussians()], noise="os_entropy")
     with pytest.raises(LimitReachedError, match="1 release cost epsilon"):
-        meter("bank-2", "bank").record([gaussians(25)], noise="os_entropy")
-    meter("run-3").record([gaussians(25)], noise="os_entropy")  # it is in the sum already
-    meter("other", "bank").record([gaussians()], noise="os_entropy")
+        meter("bank-2", "bank").charge([gaussians(25)], noise="os_entropy")
+    meter("run-3").charge([gaussians(25)], noise="os_entropy")  # it is in the sum already
+    meter("other", "bank").charge([gaussians()], noise="os_entropy")
     replaced = dataclasses.replace(gaussians(), relation="replace one")
     with pytest.raises(LimitReachedError, match=r"have another relation.*limit of .* could bound"):
-        meter("replaced").record([replaced], noise="os_entropy")
+        meter("replaced").charge([replaced], noise="os_entropy")
 
 
 def gaussian_profile(mu):
@@ -253,9 +253,9 @@ def test_the_second_of_two_releases_chosen_by_the_first_costs_no_more_than_the_l
 
     Each second release is as strong as the odometer admits. Whichever were fixed beforehand, delta would be 1e-5.
     """
-    own = meter("first").release([first(mu)], noise="os_entropy")
+    own = meter("first").charge_of([first(mu)], noise="os_entropy")
     odometer.set_limit("adult", own.unit, epsilon=limit, delta=1e-5)
-    odometer.record(own)
+    odometer.charge(own)
 
     def strongest(make):
         low, high = 1e-3, 20.0
@@ -279,31 +279,31 @@ def test_a_run_planned_at_the_limit_is_admitted_as_the_only_release(odometer, me
     odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
     plan = [gaussians(100)]
     for count in (30, 100):
-        meter().record([gaussians(count)], noise="os_entropy", plan=plan)
+        meter().charge([gaussians(count)], noise="os_entropy", plan=plan)
     with pytest.raises(LimitReachedError, match="more than was planned"):
-        meter().record([gaussians(101)], noise="os_entropy", plan=[gaussians(101)])
+        meter().charge([gaussians(101)], noise="os_entropy", plan=[gaussians(101)])
     with pytest.raises(LimitReachedError, match=r"1 release cost.*limit is 4\.38"):
-        meter("other").record([gaussians(noise_multiplier=1e3)], noise="os_entropy")
+        meter("other").charge([gaussians(noise_multiplier=1e3)], noise="os_entropy")
     # Also where it stays counted at less: that may have been decided in view of what it released.
-    meter().record([gaussians(30)], noise="os_entropy", enforce=False)
+    meter().charge([gaussians(30)], noise="os_entropy", enforce=False)
     assert total(odometer).epsilon < 3 < total(odometer).epsilon_adaptive
     with pytest.raises(LimitReachedError, match="1 release cost"):
-        meter("other").record([gaussians(noise_multiplier=1e3)], noise="os_entropy")
+        meter("other").charge([gaussians(noise_multiplier=1e3)], noise="os_entropy")
     odometer.path.unlink()  # its receipt has the plan
     odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
     meter()
     with pytest.raises(LimitReachedError, match="1 release cost"):
-        meter("other").record([gaussians(noise_multiplier=1e3)], noise="os_entropy")
+        meter("other").charge([gaussians(noise_multiplier=1e3)], noise="os_entropy")
 
 
 def test_the_plan_of_a_release_by_person_counts_in_the_sum_of_records(odometer, meter):
     """There it is priced for a record of a person, as its events are."""
     planned = of_unit(gaussians(100), "person")
     odometer.set_limit("adult", "person", epsilon=4.38, delta=1e-5)
-    meter("person").record([of_unit(gaussians(30), "person")], noise="os_entropy", plan=[planned])
-    meter("record").record([gaussians()], noise="os_entropy")
-    meter("bank-person", "bank").record([planned], noise="os_entropy")
-    meter("bank-record", "bank").record([gaussians()], noise="os_entropy")
+    meter("person").charge([of_unit(gaussians(30), "person")], noise="os_entropy", plan=[planned])
+    meter("record").charge([gaussians()], noise="os_entropy")
+    meter("bank-person", "bank").charge([planned], noise="os_entropy")
+    meter("bank-record", "bank").charge([gaussians()], noise="os_entropy")
     by_plan, by_events = (
         {row.unit: row for row in odometer.totals(delta=1e-5, data=each)} for each in ("adult", "bank")
     )
@@ -312,28 +312,28 @@ def test_the_plan_of_a_release_by_person_counts_in_the_sum_of_records(odometer, 
     assert meter("record").standing(delta=1e-5).epsilon_adaptive == by_plan["record"].epsilon_adaptive
     with pytest.raises(LimitReachedError, match="limit is 9"):
         odometer.set_limit("adult", "record", epsilon=9, delta=1e-5)
-        meter("more").record([gaussians()], noise="os_entropy")
+        meter("more").charge([gaussians()], noise="os_entropy")
 
 
 def test_a_run_of_many_kinds_of_events_is_admitted_by_the_price_it_was_planned_at(odometer, meter):
     events = [PoissonGaussians(count=100, noise_multiplier=1 + n / 10, sampling_rate=0.01) for n in range(9)]
     odometer.set_limit("adult", "record", epsilon=epsilon_pld(events, target_delta=1e-5) * (1 + 1e-9), delta=1e-5)
-    meter().record(events, noise="os_entropy")
+    meter().charge(events, noise="os_entropy")
     assert total(odometer).releases == 1
 
 
 def test_a_delta_below_what_distributions_prove_has_the_total_of_curves_or_none(odometer, meter):
-    meter("one").record([gaussians()], noise="os_entropy")
+    meter("one").charge([gaussians()], noise="os_entropy")
     assert 0 < odometer.totals(delta=1e-30)[0].epsilon < math.inf
-    meter("replaced", "bank").record([dataclasses.replace(gaussians(), relation="replace one")], noise="os_entropy")
+    meter("replaced", "bank").charge([dataclasses.replace(gaussians(), relation="replace one")], noise="os_entropy")
     assert odometer.totals(delta=1e-30, data="bank")[0].epsilon == math.inf
 
 
 def test_what_is_out_beyond_a_plan_is_charged_too(odometer, meter):
     odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
-    meter().record([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])
-    meter().record([gaussians(120)], noise="os_entropy", enforce=False)
-    meter().record([gaussians(40)], noise="os_entropy", enforce=False)
+    meter().charge([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])
+    meter().charge([gaussians(120)], noise="os_entropy", enforce=False)
+    meter().charge([gaussians(40)], noise="os_entropy", enforce=False)
     (found,) = odometer.totals(delta=1e-5)
     assert found.epsilon_adaptive == pytest.approx(epsilon_pld([gaussians(120)], target_delta=1e-5))
 
@@ -341,49 +341,49 @@ def test_what_is_out_beyond_a_plan_is_charged_too(odometer, meter):
 def test_a_run_is_admitted_by_its_plan_at_its_start_or_never(odometer, meter):
     odometer.set_limit("adult", "record", epsilon=4.38, delta=1e-5)
     with pytest.raises(LimitReachedError, match=r"0 releases.*it would be 4\.[34]\d*, and the limit is 4\.38"):
-        meter().record([gaussians(1)], noise="os_entropy", plan=[gaussians(102)])
-    meter().record([gaussians(30)], noise="os_entropy")
+        meter().charge([gaussians(1)], noise="os_entropy", plan=[gaussians(102)])
+    meter().charge([gaussians(30)], noise="os_entropy")
     with pytest.raises(LimitReachedError, match="0 releases"):
-        meter().record([gaussians(100)], noise="os_entropy", plan=[gaussians(100)])
-    meter("other").record([gaussians(30)], noise="os_entropy")
+        meter().charge([gaussians(100)], noise="os_entropy", plan=[gaussians(100)])
+    meter("other").charge([gaussians(30)], noise="os_entropy")
 
 
 def test_a_run_whose_plan_has_room_beside_others_is_charged_what_it_released(odometer, meter):
     odometer.set_limit("adult", "record", epsilon=4.9, delta=1e-5)
-    meter().record([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])
-    meter("other").record([gaussians(60)], noise="os_entropy")
+    meter().charge([gaussians(30)], noise="os_entropy", plan=[gaussians(100)])
+    meter("other").charge([gaussians(60)], noise="os_entropy")
 
 
 def test_a_release_that_no_limit_can_count_is_refused_by_name_or_comes_alone(odometer, meter):
     replaced = dataclasses.replace(gaussians(), relation="replace one")
     for data in ("adult", "bank"):
         odometer.set_limit(data, "record", epsilon=3, delta=1e-5)
-        meter(f"{data}-1", data).record([replaced], noise="os_entropy")
+        meter(f"{data}-1", data).charge([replaced], noise="os_entropy")
         with pytest.raises(LimitReachedError, match=r"Renyi divergences .* unknown for PoissonGaussians"):
-            meter(f"{data}-2", data).record([replaced], noise="os_entropy")
+            meter(f"{data}-2", data).charge([replaced], noise="os_entropy")
         assert total(odometer, data).epsilon_adaptive < 3
 
 
 def test_the_limit_of_an_older_odometer_counts_on_the_safe_side(odometer, meter):
     """As it had no plans, what is released already leaves later releases what the limit's order leaves."""
     for data, count in [("adult", 100), ("bank", 50)]:
-        meter(data, data).record([gaussians(count)], noise="os_entropy")
+        meter(data, data).charge([gaussians(count)], noise="os_entropy")
         odometer.set_limit(data, "record", epsilon=4.38, delta=1e-5)
     with sqlite3.connect(odometer.path) as database:
         database.execute("DROP TABLE plans")
     database.close()
-    meter("adult").record([gaussians(100)], noise="os_entropy")  # repeated
+    meter("adult").charge([gaussians(100)], noise="os_entropy")  # repeated
     for name in ("adult", "other"):
         with pytest.raises(LimitReachedError, match=r"limit is 4\.38"):
-            meter(name).record([gaussians(101)], noise="os_entropy")
-    meter("more", "bank").record([gaussians(30)], noise="os_entropy")
+            meter(name).charge([gaussians(101)], noise="os_entropy")
+    meter("more", "bank").charge([gaussians(30)], noise="os_entropy")
 
 
 def test_releases_by_person_count_in_the_sum_and_limit_of_records(odometer, meter):
     by_person = of_unit(gaussians(50), "person")
-    meter("record").record([gaussians(50)], noise="os_entropy")
-    meter("person").record([by_person], noise="os_entropy")
-    meter("seeded").record([by_person], noise="seeded: not private")
+    meter("record").charge([gaussians(50)], noise="os_entropy")
+    meter("person").charge([by_person], noise="os_entropy")
+    meter("seeded").charge([by_person], noise="seeded: not private")
     totals = {row.unit: row for row in odometer.totals(delta=1e-5)}
     assert {unit: (row.releases, row.not_private) for unit, row in totals.items()} == {
         "person": (1, 1),
@@ -393,13 +393,13 @@ def test_releases_by_person_count_in_the_sum_and_limit_of_records(odometer, mete
     turned = [gaussians(50), gaussians(50, noise_multiplier=5.0)]
     assert totals["person"].epsilon < epsilon_pld(turned, target_delta=1e-5) <= totals["record"].epsilon
     assert meter("person").standing(delta=1e-5).earlier == 0
-    meter("last").record([gaussians(1)], noise="os_entropy")
+    meter("last").charge([gaussians(1)], noise="os_entropy")
     assert meter("last").standing(delta=1e-5).earlier == 2
     odometer.set_limit("adult", "record", epsilon=9, delta=1e-5)
     with pytest.raises(LimitReachedError, match=r"adult, unit record: 3 releases cost epsilon 8\..*limit is 9"):
-        meter("more").record([by_person], noise="os_entropy")
+        meter("more").charge([by_person], noise="os_entropy")
     odometer.set_limit("bank", "record", epsilon=9, delta=1e-5)
-    meter("alone", "bank").record([by_person], noise="os_entropy")
+    meter("alone", "bank").charge([by_person], noise="os_entropy")
     assert [(row.unit, row.epsilon_limit) for row in odometer.totals(delta=1e-5, data="bank")] == [
         ("person", None),
         ("record", 9),
@@ -408,23 +408,23 @@ def test_releases_by_person_count_in_the_sum_and_limit_of_records(odometer, mete
 
 def test_a_limit_of_the_attribute_counts_releases_by_record_and_by_person(odometer, meter):
     odometer.set_limit("adult", "sensitive attribute", epsilon=2.0, delta=1e-5)
-    meter("record").record([gaussians(5)], noise="os_entropy")
+    meter("record").charge([gaussians(5)], noise="os_entropy")
     (total,) = (row for row in odometer.totals(delta=1e-5) if row.unit == "sensitive attribute")
     # A changed attribute is a record replaced: at least twice the sensitivity, or four times as many releases.
     assert (total.releases, total.relation) == (1, "replace one")
     assert renyi_epsilon(5 * 4 / 200) <= total.epsilon <= 1.2 * renyi_epsilon(5 * 4 / 200)
     with pytest.raises(LimitReachedError, match="sensitive attribute: 1 release"):
-        meter("person").record([of_unit(gaussians(20), "person")], noise="os_entropy")
+        meter("person").charge([of_unit(gaussians(20), "person")], noise="os_entropy")
     with pytest.raises(LimitReachedError, match="sensitive attribute: 1 release"):
-        meter("attribute").record([PureReleases(count=1, epsilon=1.5)], noise="os_entropy")
-    meter("small").record([PureReleases(count=1, epsilon=0.1)], noise="os_entropy")
+        meter("attribute").charge([PureReleases(count=1, epsilon=1.5)], noise="os_entropy")
+    meter("small").charge([PureReleases(count=1, epsilon=0.1)], noise="os_entropy")
 
 
 def test_a_limit_of_persons_does_not_hold_records_back(odometer, meter):
     odometer.set_limit("adult", "person", epsilon=1, delta=1e-5)
-    meter("record").record([gaussians(50)], noise="os_entropy")
+    meter("record").charge([gaussians(50)], noise="os_entropy")
     with pytest.raises(LimitReachedError, match=r"adult, unit person: 0 releases.*limit is 1"):
-        meter("person").record([of_unit(gaussians(50), "person")], noise="os_entropy")
+        meter("person").charge([of_unit(gaussians(50), "person")], noise="os_entropy")
 
 
 def test_a_cell_that_another_machine_released_beyond_the_limit_fails_and_is_counted(odometer, tmp_path, monkeypatch):
@@ -432,7 +432,7 @@ def test_a_cell_that_another_machine_released_beyond_the_limit_fails_and_is_coun
     odometer.set_limit("adult", "record", epsilon=0.1, delta=1e-5)
     elsewhere = ReleaseLog(run_at(tmp_path / "cell"), Odometer(tmp_path / "elsewhere"), data="adult", method="dp_sgd")
     with pytest.raises(LimitReachedError, match=r"limit is 0\.1"):
-        count_cell(elsewhere.release([gaussians()], noise="os_entropy"))
+        count_cell(elsewhere.charge_of([gaussians()], noise="os_entropy"))
     assert total(odometer).releases == 1
 
 
@@ -444,30 +444,30 @@ def test_a_limit_is_a_number_that_can_be_reached(odometer, epsilon, delta):
 
 def test_a_release_knows_how_many_came_before_it_also_when_more_came_since(meter):
     first, second = meter("first"), meter("second")
-    first.record([gaussians(50)], noise="os_entropy")
-    second.record([gaussians(50)], noise="os_entropy")
+    first.charge([gaussians(50)], noise="os_entropy")
+    second.charge([gaussians(50)], noise="os_entropy")
     assert first.standing(delta=1e-5).earlier == 0
     assert second.standing(delta=1e-5).earlier == 1
     assert first.standing(delta=1e-5).epsilon < 4.377178 <= second.standing(delta=1e-5).epsilon
-    meter("seeded").record([gaussians()], noise="seeded: not private")
+    meter("seeded").charge([gaussians()], noise="seeded: not private")
     assert meter("seeded").standing(delta=1e-5) is None
 
 
 def test_many_processes_may_count_at_once(odometer, meter):
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda n: meter(f"run-{n}").record([gaussians()], noise="os_entropy"), range(40)))
+        list(threads.map(lambda n: meter(f"run-{n}").charge([gaussians()], noise="os_entropy"), range(40)))
     assert total(odometer).releases == 40
 
 
 def test_the_file_is_the_operator_s_alone(odometer, meter):
-    meter().record([gaussians()], noise="os_entropy")
+    meter().charge([gaussians()], noise="os_entropy")
     assert stat.S_IMODE(odometer.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(odometer.path.parent.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "unknown event", "no folder"])
 def test_an_odometer_that_cannot_be_read_refuses_a_release(odometer, meter, damage):
-    meter().record([gaussians()], noise="os_entropy")
+    meter().charge([gaussians()], noise="os_entropy")
     if damage == "overwritten":
         odometer.path.write_bytes(b"nonsense" * 1000)
     elif damage == "no folder":
@@ -478,7 +478,7 @@ def test_an_odometer_that_cannot_be_read_refuses_a_release(odometer, meter, dama
             database.execute("UPDATE releases SET events = replace(events, 'PoissonGaussians', 'Magic')")
         database.close()
     with pytest.raises(OdometerError, match=r"odometer\.sqlite: cannot be read.*FAIRPATE_STATE.*copy"):
-        meter("other").record([gaussians()], noise="os_entropy")
+        meter("other").charge([gaussians()], noise="os_entropy")
 
 
 EVENTS = [
@@ -524,7 +524,7 @@ def submit(ledger, count):
 
 def held(odometer, data="adult"):
     """The count of queries in the one row of a data set."""
-    (row,) = odometer.released(data).values()
+    (row,) = odometer.charges(data).values()
     return row.events[0].count
 
 
@@ -601,10 +601,10 @@ def test_an_older_copy_is_known_by_what_a_service_wrote_before_it_was_killed(odo
 def test_a_ledger_stops_at_the_limit_of_its_data_set(odometer, meter, tmp_path):
     """What is held ahead does not count against the limit where the queries themselves fit."""
     run = run_at(tmp_path / "run")
-    meter("earlier").record(
+    meter("earlier").charge(
         [ConfidentGnmaxQueries(count=100, **dataclasses.asdict(TERMS.mechanism))], noise="os_entropy"
     )
-    meter("reference", "bank").record(
+    meter("reference", "bank").charge(
         [ConfidentGnmaxQueries(count=150, **dataclasses.asdict(TERMS.mechanism))], noise="os_entropy"
     )
     # Two releases of 75 queries have the curve of one of 150.
@@ -634,7 +634,7 @@ def _submit_and_die(meter, run):
 def test_a_run_killed_between_odometer_and_ledger_goes_on_within_its_plan_and_no_other_follows(
     odometer, meter, tmp_path
 ):
-    meter("reference", "bank").record([queries(150)], noise="os_entropy")
+    meter("reference", "bank").charge([queries(150)], noise="os_entropy")
     odometer.set_limit("adult", "record", epsilon=total(odometer, "bank").epsilon, delta=1e-5)
     run = run_at(tmp_path / "run")
     process = multiprocessing.get_context("fork").Process(target=_submit_and_die, args=(meter, run), daemon=True)
@@ -642,12 +642,12 @@ def test_a_run_killed_between_odometer_and_ledger_goes_on_within_its_plan_and_no
     process.join(timeout=60)
     assert process.exitcode == -signal.SIGKILL
     with pytest.raises(LimitReachedError, match="1 release cost"):
-        meter("other").record([queries(1)], noise="os_entropy")
+        meter("other").charge([queries(1)], noise="os_entropy")
     with Ledger(run.ledger, TERMS) as ledger:
         LedgerMeter(meter(), TERMS).settle(ledger)  # as of a service
         assert held(odometer) == len(ledger.keys) == 50
         with pytest.raises(LimitReachedError, match="1 release cost"):
-            meter("other").record([queries(1)], noise="os_entropy")
+            meter("other").charge([queries(1)], noise="os_entropy")
         submit(ledger, 100)
         with pytest.raises(LedgerError, match="more than was planned"):
             submit(ledger, 1)

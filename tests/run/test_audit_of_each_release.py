@@ -283,7 +283,7 @@ def one_noise_for_check_and_counts(patched: pytest.MonkeyPatch) -> None:
         drawn[:, 1] = drawn[:, 0]
         return drawn
 
-    patched.setattr(OsEntropy, "words", words)
+    patched.setattr(OsEntropy, "machine_words", words)
 
 
 def laplace_shaped(exact: Any, noisy: Any, stddev: float) -> Any:

@@ -301,7 +301,7 @@ def test_a_limit_without_a_unit_says_which_it_is_for(fairpate, tmp_path, monkeyp
         event = PoissonGaussians(count=1, noise_multiplier=10.0, sampling_rate=1.0, unit=unit)
         run = RunDirectory(root=tmp_path / unit)
         run.private.mkdir(parents=True)
-        ReleaseLog(run, Odometer(), data="adult", method="dp_sgd").record([event], noise="os_entropy")
+        ReleaseLog(run, Odometer(), data="adult", method="dp_sgd").charge([event], noise="os_entropy")
     code, output, _ = fairpate("ledger", "limit", "adult", "--epsilon", "1")
     assert code == 0
     assert f"adult, unit {limited}: at most epsilon 1 at delta 10⁻⁵" in output

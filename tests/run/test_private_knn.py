@@ -27,7 +27,7 @@ from fairpate.data import Dataset, load_data
 from fairpate.data.embedding import SpaceConfig
 from fairpate.methods.base import configured
 from fairpate.methods.pate import choose_queries
-from fairpate.methods.private_knn import Clusters, Places, PrivateKnn
+from fairpate.methods.private_knn import Clusters, PrivateKnn, WholeCoordinates
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.releases.directory import RunDirectory, read_json, read_labels, read_statement
@@ -180,7 +180,7 @@ def test_one_record_moves_two_votes_of_the_queries_that_sampled_it(digits: Datas
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_where_a_record_lies_is_its_own_affair(embedding: Any, digits: Dataset) -> None:
     public, private = digits.public.x, digits.private.x
-    place = Places.of(public, SpaceConfig(embedding=embedding, num_components=20), seed=0)
+    place = WholeCoordinates.of(public, SpaceConfig(embedding=embedding, num_components=20), seed=0)
     full = place(private)
     order = torch.randperm(len(private), generator=torch.Generator().manual_seed(0))
     np.testing.assert_array_equal(place(private[order]), full[order.numpy()])
@@ -198,7 +198,7 @@ def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: An
     pool, queries = torch.randint(0, 256, (2, 40, 2, side, side), dtype=torch.uint8, generator=generator)
     private = torch.randint(0, 256, (60, 2, side, side), dtype=torch.uint8, generator=generator).repeat(2, 1, 1, 1)
     names, own = np.array([f"record {row}" for row in range(120)]), np.arange(120)
-    place = Places.of(pool, SpaceConfig(embedding=embedding, num_components=20), seed=0)
+    place = WholeCoordinates.of(pool, SpaceConfig(embedding=embedding, num_components=20), seed=0)
 
     def found(rows: IntArray, *, size: int, parts: int) -> Nearest:
         blocks = list(blocks_of(place(private[rows]), own[rows], names[rows].tolist(), key=bytes(32), size=size))
@@ -222,9 +222,11 @@ def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: An
 
 def test_records_far_outside_the_pool_and_in_tiny_units_lie_somewhere() -> None:
     pool = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-    far = Places.of(pool, SpaceConfig(embedding="components", num_components=3), seed=0)(torch.full((1, 3), 1e9))
+    far = WholeCoordinates.of(pool, SpaceConfig(embedding="components", num_components=3), seed=0)(
+        torch.full((1, 3), 1e9)
+    )
     assert np.abs(far).max() == 2**19
-    near = Places.of(1e-6 * pool, SpaceConfig(embedding="components", num_components=3), seed=0)(1e-6 * pool)
+    near = WholeCoordinates.of(1e-6 * pool, SpaceConfig(embedding="components", num_components=3), seed=0)(1e-6 * pool)
     assert len(np.unique(near, axis=0)) == 20, "the unit of features does not matter"
 
 

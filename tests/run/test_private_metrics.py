@@ -29,7 +29,7 @@ from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.releases import log
-from fairpate.releases.arrays import Released, read_release, save_release
+from fairpate.releases.arrays import ReleasedArrays, read_release, save_release
 from fairpate.releases.directory import RunDirectoryError, RunFolderError, read_statement
 from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import LimitReachedError, Odometer, _rows
@@ -141,7 +141,7 @@ def test_a_second_model_on_the_same_records_adds_up_by_part_and_another_split_ad
     assert three.epsilon == pytest.approx(expected, rel=5e-3)
     # What reads all records counts in every part.
     whole = dataclasses.replace(rows_of_odometer()[0], run="whole", part="")
-    Odometer().record(whole)
+    Odometer().charge(whole)
     assert Odometer().totals(delta=1e-5)[0].epsilon > three.epsilon * 1.1
 
 
@@ -160,7 +160,7 @@ def test_a_limit_without_room_for_the_table_refuses_before_anything_is_trained(
     (table,) = [row for row in rows_of_odometer() if row.part.endswith("test")]
     # Another state, which knows of an earlier table alone: there is room for the training, and none for a table.
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "other"))
-    Odometer().record(table)
+    Odometer().charge(table)
     Odometer().set_limit("clinic", "record", epsilon=1.1, delta=1e-5)
     with pytest.raises(LimitReachedError):
         run(tmp_path / "second", clinic)
@@ -196,19 +196,19 @@ def test_a_crash_draws_no_second_table_that_is_not_counted(
     drawn = []
     draw = private_metrics.draw_table
 
-    def noted(*given: Any, **named: Any) -> Released:
+    def noted(*given: Any, **named: Any) -> ReleasedArrays:
         drawn.append(draw(*given, **named))
         return drawn[-1]
 
     monkeypatch.setattr(private_metrics, "draw_table", noted)
-    record, save = ReleaseLog.record, save_release
+    record, save = ReleaseLog.charge, save_release
     with monkeypatch.context() as patched:
         if when == "drawing":
             patched.setattr(private_metrics, "draw_table", killed)
         elif when == "counting":
             patched.setattr(
                 ReleaseLog,
-                "record",
+                "charge",
                 lambda self, *given, **named: killed() if "test" in self._part else record(self, *given, **named),
             )
         elif when == "keeping":
@@ -252,7 +252,7 @@ def test_a_second_table_after_table_and_metrics_were_deleted_is_stated_before_it
     done.metrics.unlink()
     draw, stated = private_metrics.draw_table, []
 
-    def noted(*given: Any, **named: Any) -> Released:
+    def noted(*given: Any, **named: Any) -> ReleasedArrays:
         stated.append(read_statement(done))
         return draw(*given, **named)
 
@@ -466,14 +466,14 @@ def test_labels_of_a_randomised_model_are_drawn_anew_and_not_by_a_public_seed(mo
     assert abs(exact_table(student, records, monkeypatch)[0, 1, 1] / WEIGHT - 200) < 6 * 10
 
 
-def released(counts_GYC: Any, noise: float, generator: np.random.Generator, **event: Any) -> Released:
+def released(counts_GYC: Any, noise: float, generator: np.random.Generator, **event: Any) -> ReleasedArrays:
     made = PredictionTables(count=1, noise_stddev_records=noise, weight=WEIGHT, **event)
     noisy = np.asarray(counts_GYC) + generator.normal(0, noise, np.shape(counts_GYC))
     weights = np.rint(noisy * WEIGHT).astype(np.int64)[None]
-    return Released(arrays={"weights_BGYC": weights, "edges": np.zeros(0)}, events=(made,))
+    return ReleasedArrays(arrays={"weights_BGYC": weights, "edges": np.zeros(0)}, events=(made,))
 
 
-def evaluated(release: Released) -> Evaluation:
+def evaluated(release: ReleasedArrays) -> Evaluation:
     num_groups = release.arrays["weights_BGYC"].shape[1]
     return evaluation_of(release, group_names=list("abcd"[:num_groups]), class_names=["no", "yes"])
 
@@ -681,7 +681,7 @@ def test_a_group_that_stands_out_only_within_a_narrower_margin_leaves_the_low_en
     noisy_GYC = np.array([[[26.87, -1.93], [-5.52, 1.28]], [[44.72, 0.17], [4.99, 12.91]]])
     event = PredictionTables(count=1, noise_stddev_records=5.28, weight=WEIGHT)
     weights = np.rint(noisy_GYC * WEIGHT).astype(np.int64)[None]
-    table = Released(arrays={"weights_BGYC": weights, "edges": np.zeros(0)}, events=(event,))
+    table = ReleasedArrays(arrays={"weights_BGYC": weights, "edges": np.zeros(0)}, events=(event,))
     for name, gap in evaluated(table).gaps.items():
         assert math.isnan(gap.value) or gap.low == 0 <= gap.value <= gap.high, name
 
@@ -892,7 +892,7 @@ def test_intervals_of_calibration_hold_the_population(monkeypatch: pytest.Monkey
             counts[place, :, :, place] = draws.multinomial(300, cells).reshape(2, 2).T
         noisy = np.rint((counts + draws.normal(0, 3.73, counts.shape)) * WEIGHT).astype(np.int64)
         event = PredictionTables(count=1, noise_stddev_records=3.73, weight=WEIGHT)
-        made = Released(arrays={"weights_BGYC": noisy, "edges": np.array([0.5])}, events=(event,))
+        made = ReleasedArrays(arrays={"weights_BGYC": noisy, "edges": np.array([0.5])}, events=(event,))
         low, high = evaluation_of(made, group_names=("a", "b"), class_names=("no", "yes")).estimates[-2:]
         held += [low.low <= 0.2 <= low.high, high.low <= 0.8 <= high.high]
     assert abs(np.mean(held) - 0.95) < 3.5 * math.sqrt(0.05 * 0.95 / 600)

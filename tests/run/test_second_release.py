@@ -142,7 +142,7 @@ def test_a_limit_at_the_target_admits_residual_votes_with_either_curvature(tmp_p
     Odometer().set_limit("color_digits", "record", epsilon=epsilon * (1 + 1e-9), delta=1e-4)
     # Under much noise the pool's moments are the better ones.
     done = train(tmp_path / "run", "residual_votes", "noise=os_entropy", f"target.epsilon={epsilon}")
-    row = Odometer().released("color_digits")[read_receipt(done).run]
+    row = Odometer().charges("color_digits")[read_receipt(done).run]
     assert row.plan in ((), row.events)
     assert len(row.events) == (2 if curvature == "public" else 3)
     with pytest.raises(LimitReachedError, match="1 release cost"):

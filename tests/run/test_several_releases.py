@@ -17,7 +17,7 @@ from fairpate.methods.base import ReleasingMethod, Trained, Training, configured
 from fairpate.privacy.accountant import LaplaceReleases
 from fairpate.privacy.laplace import add_laplace
 from fairpate.releases import log
-from fairpate.releases.arrays import Released, read_release, save_release
+from fairpate.releases.arrays import ReleasedArrays, read_release, save_release
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, RunFolderError, read_statement
 from fairpate.releases.log import ReleaseLog, read_receipt
 from fairpate.releases.odometer import LimitReachedError, Odometer, _rows
@@ -41,22 +41,22 @@ class TwoTables(ReleasingMethod):
     method: str = "test_several_releases:TwoTables"
     sum_scale: float = 1.0
 
-    def measure(self, training: Training) -> Released:
+    def measure(self, training: Training) -> ReleasedArrays:
         training.admit([event(epsilon) for epsilon in EPSILONS], self.source.label)
         drawn.append("counts")
         counts_C = functional.one_hot(training.dataset.private.y).sum(dim=0).double()[None]
         noisy = add_laplace(counts_C, l1_sensitivity=1, epsilon=EPSILONS[0], source=self.source)
-        return Released(arrays={"counts": noisy}, events=(event(EPSILONS[0]),))
+        return ReleasedArrays(arrays={"counts": noisy}, events=(event(EPSILONS[0]),))
 
-    def learn(self, training: Training, released: Released) -> Trained:
+    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
         private, label = training.dataset.private, int(released.arrays["counts"].argmax())
 
-        def sums() -> Released:
+        def sums() -> ReleasedArrays:
             drawn.append("sums")
             features = functional.normalize(private.x[private.y == label].flatten(1).double(), p=1)
             total = features.sum(dim=0)[None] * self.sum_scale
             noisy = add_laplace(total, l1_sensitivity=self.sum_scale, epsilon=EPSILONS[1], source=self.source)
-            return Released(arrays={"sums": noisy}, events=(event(EPSILONS[1]),))
+            return ReleasedArrays(arrays={"sums": noisy}, events=(event(EPSILONS[1]),))
 
         second = training.release(
             sums, settings=self.settings_without("student", "public_data"), noise=self.source.label, name="sums"
@@ -73,7 +73,7 @@ class TwoTablesAndAModel(TwoTables):
 
     method: str = "test_several_releases:TwoTablesAndAModel"
 
-    def learn(self, training: Training, released: Released) -> Trained:
+    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
         learned = super().learn(training, released)
         drawn.append("model")
         return Trained(model=learned.model, events=(*learned.events, event(0.1)), noise=learned.noise)
@@ -124,7 +124,7 @@ def test_a_run_that_was_killed_draws_only_what_it_lacks(
     digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(ReleaseLog, "record", killed)
+        patched.setattr(ReleaseLog, "charge", killed)
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "run", digits)
     assert counted() == []  # killed before anything was counted: nothing was kept

@@ -22,7 +22,7 @@ from fairpate.data.tables import even_records
 from fairpate.methods.base import Method, Training, configured, resolved
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.methods.residual_votes import AdaSsp, ResidualVotes
-from fairpate.releases.arrays import Released, read_release
+from fairpate.releases.arrays import ReleasedArrays, read_release
 from fairpate.releases.directory import RunDirectory, read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -235,7 +235,7 @@ def test_a_divided_file_may_set_no_record_aside(clinic: Path, tmp_path: Path) ->
     assert [len(split) for split in divided.splits.values()] == [800, 0, 0, 100]
 
 
-def released(dataset: Dataset, folder: Path) -> Released:
+def released(dataset: Dataset, folder: Path) -> ReleasedArrays:
     values = {"target": {"epsilon": 4.0, "delta": 1e-5}, "noise": "seeded"}
     method = configured(values, method="residual_votes")
     assert isinstance(method, ResidualVotes)

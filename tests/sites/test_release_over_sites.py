@@ -382,7 +382,7 @@ def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
 ) -> None:
     """Killed between the odometer's row and the run's receipt it pays twice; it never pays less than once."""
     group, sent = Consortium(tmp_path), []
-    request, record, write = site.CoordinatorClient.request, Odometer.record, log.write_json
+    request, record, write = site.CoordinatorClient.request, Odometer.charge, log.write_json
     store = plan.Journal.setdefault
 
     def killing(work: Any, is_it: Callable[..., bool]) -> Any:
@@ -396,7 +396,7 @@ def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
     own = group.run("south")
     with monkeypatch.context() as patched:
         if killed_before == "row":
-            patched.setattr(Odometer, "record", killing(record, lambda _, release, **__: release.path == str(own.root)))
+            patched.setattr(Odometer, "charge", killing(record, lambda _, release, **__: release.path == str(own.root)))
         elif killed_before == "receipt":
             patched.setattr(log, "write_json", killing(write, lambda path, _: path == own.receipt))
         else:

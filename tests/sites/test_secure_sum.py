@@ -21,7 +21,7 @@ from fairpate.sites.secure_sum import ENDED, Coordinator, PublicKeys, Site, SumE
 
 def noise_of(parties: Parties, place: int) -> Any:
     source, draw = SeededSource(place), parties.draw
-    return discrete_gaussians(draw.share_stddev, source.words(["sum 0"], draw.size)[0], source)
+    return discrete_gaussians(draw.share_stddev, source.machine_words(["sum 0"], draw.size)[0], source)
 
 
 def total_of(parties: Parties, places: Any) -> Any:
