@@ -8,6 +8,8 @@
 # DIGEST: what `docker push` printed for the image of deploy/Dockerfile.
 ARG IMAGE
 FROM $IMAGE
+ARG IMAGE
+RUN case "$IMAGE" in *@sha256:*) ;; *) echo "IMAGE: expected NAME@sha256:DIGEST, got $IMAGE" >&2; exit 1 ;; esac
 ENV FAIRPATE_STATE=/state RAY_USAGE_STATS_ENABLED=0
 EXPOSE 8517
 # Alive, not ready: a container that is not ready yet, or waits for its disk, must not be started anew.

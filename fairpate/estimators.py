@@ -55,7 +55,7 @@ from fairpate.data.embedding import save_embedding
 from fairpate.data.features import embedded
 from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
-from fairpate.data.overlap import PUBLIC_RECORD, require_no_copy
+from fairpate.data.overlap import PUBLIC_RECORD, doubts, require_no_copy
 from fairpate.data.tables import is_missing
 from fairpate.files import private_folder
 from fairpate.methods.base import (
@@ -1214,6 +1214,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if public is not None and not isinstance(pool, int | np.integer):  # drawn ones are of no source
             own, others = ((features(each.x), each.groups) for each in (private, public))
             require_no_copy(own, {"public_X": others})
+            for doubt in doubts(own, {"public_X": others}):
+                warnings.warn(doubt, UserWarning, stacklevel=2)
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,

@@ -186,7 +186,7 @@ def check_table(check: Check, declaration: str, questions: int) -> Group:
     if check.refused:
         verdict = f"refused: {counted(len(check.refused), 'fault')}"
     still = [f"{counted(questions, 'question')} of the draft to answer: the lines with `# ?`"] if questions else []
-    doubts = []
+    doubts = list(check.doubts)
     for found in check.alike:
         other = f"one in {found.other_part}" if found.other_part else "another one"
         doubts.append(

@@ -24,8 +24,10 @@ repeats a value, and a copy may repeat each record. So a third test counts each 
 values that both parts have with what half of the columns explain: of the other part's values, the share of private
 records that equal another one there. Where a part has no repetition, the first test needs to exceed this number too.
 
-Copies that were changed (rounded, say) are not found, nor is a sample of a table in which every value occurs often,
-which looks like any other sample of it.
+:func:`doubts` looks for weaker signs, which are said and refuse nothing. Copies that were rounded, or changed a little,
+are found by the same tests on numbers that are rounded to coarser steps, in the four columns with most values. A few
+private records among others are found by how many more values occur once in each part than repetitions explain. A
+sample of a table in which every value occurs often looks like any other sample of it, and is not found.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairpate.data.dataset import SPLIT_NAMES, Dataset
-from fairpate.types import DataError, IntArray
+from fairpate.types import DataError, FloatArray, IntArray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +54,13 @@ PUBLIC_RECORD = (
     "a public record is one that anyone may see, such as a published or a made-up one, and no copy of a private record"
 )
 _ROOT_ERROR = 1.5
+_MOST_ROUNDED, _FEW_VALUES = 4, 20  # columns that are rounded; values of a column that is compared as it is
+_ONE_NUMBER = 1e-6  # of the width of a column
+# Steps over the least difference of a column (0: a share of its width), and where their ends lie: numbers may be
+# rounded to the nearest one or cut off.
+_ROUNDINGS = ((1, 0.5), (1, 0.01), (10, 0.5), (100, 0.5), (0, 0.5))
+_LEAST_CELLS, _CELLS = 16, 64
+_FAR = 4.0  # standard deviations
 _LOG_CHANCE = math.log(1e-9)
 
 
@@ -79,6 +88,102 @@ def require_no_copy(private: Records, others: Mapping[str, Records]) -> None:
             )
     if faults:
         raise DataError("\n".join(faults))
+
+
+def doubts(private: Records, others: Mapping[str, Records]) -> tuple[str, ...]:
+    """Return a sentence for each of the ``others``, by name, that may contain changed copies of ``private`` records, or
+    a few copies: signs that are too weak to refuse it.
+
+    Like an error of :func:`require_no_copy`, they depend on private records and are for the operator alone.
+    """
+    (x, groups), found = private, []
+    own: dict[bool, IntArray] = {}
+    for name, (other_x, other_groups) in others.items():
+        if x.ndim != 2 or x.shape[1] < 2 or not len(x) or not len(other_x):
+            continue
+        has_groups = groups is not None and other_groups is not None
+        if has_groups not in own:
+            own[has_groups] = _keys(x, groups if has_groups else None)
+        other_M = _keys(other_x, other_groups if has_groups else None)
+        alike, how = _more_than_chance(own[has_groups], other_M), "equal private ones, of those that occur once,"
+        if not alike:
+            alike, how = _near(x.numpy(), other_x.numpy()), "equal private ones once numbers are rounded,"
+        if alike:
+            found.append(
+                f"{name}: {alike:,} of its {len(other_x):,} records {how} more than chance explains; if they "
+                f"were made from private records, epsilon does not cover them: {PUBLIC_RECORD}."
+            )
+    return tuple(found)
+
+
+def doubts_of(dataset: Dataset) -> tuple[str, ...]:
+    """Return the :func:`doubts` about the public, validation and test records of ``dataset``."""
+    private, *others = ((split.x, split.z.numpy()) for split in dataset.splits.values())
+    return doubts(private, {f"The {name} split": each for name, each in zip(SPLIT_NAMES[1:], others, strict=True)})
+
+
+def _more_than_chance(private_N: IntArray, other_M: IntArray) -> int:
+    """Return how many of the other records equal a private one, if clearly more values occur once in each part than
+    repetitions within either part explain; otherwise 0, as for a part without repetitions.
+
+    Of one distribution, E[N11] is 2 M / N of E[N20] and 2 N / M of E[N02]. Of two it is at most the geometric mean of
+    the two, which is below the larger one.
+    """
+    values, place_of = np.unique(np.concatenate([private_N, other_M]), return_inverse=True)
+    private_V = np.bincount(place_of[: len(private_N)], minlength=len(values))
+    other_V = np.bincount(place_of[len(private_N) :], minlength=len(values))
+    across, within, within_other = (
+        int(((private_V == here) & (other_V == there)).sum()) for here, there in ((1, 1), (2, 0), (0, 2))
+    )
+    if min(private_V.max(), other_V.max()) < 2:
+        return 0
+    ratio = 2 * len(other_M) / len(private_N)
+    expected, weight = max((within * ratio, ratio), (within_other * 4 / ratio, 4 / ratio))
+    is_far = across - expected > _FAR * math.sqrt(across + weight * expected + weight**2)
+    return int(other_V[private_V > 0].sum()) if is_far else 0
+
+
+def _near(x: npt.NDArray[Any], other_x: npt.NDArray[Any]) -> int:
+    """Return how many of the other records equal a private one after rounding, for the steps with which most do, if
+    chance does not explain this number; otherwise 0."""
+    parts, columns = (x, other_x), range(x.shape[1])
+    # A thousand records show which columns have few values; columns of other kinds are not compared.
+    seen = [len(np.unique(np.concatenate([part[:1000, column] for part in parts]))) for column in columns]
+    kept = [column for column in columns if seen[column] <= _FEW_VALUES]
+    rounded = [column for column in np.argsort(-np.array(seen), kind="stable")[:_MOST_ROUNDED] if column not in kept]
+    odd = np.random.default_rng(0).integers(1, 2**62, size=(2, x.shape[1])) * 2 + 1
+
+    def hashed(number_N: FloatArray, column: int) -> IntArray:
+        # Equal numbers have equal hashes; both words spread their bits.
+        word_N = (number_N.astype(np.float64) + 0.0).view(np.int64)
+        return (word_N ^ (word_N >> 29)) * odd[0, column] ^ (word_N * odd[1, column] >> 17)
+
+    # Two halves of the columns show what chance repeats.
+    halves = [[np.zeros(len(part), np.int64) for _ in range(2)] for part in parts]
+    for place, column in enumerate(kept):
+        for part, of_part in zip(parts, halves, strict=True):
+            of_part[place % 2] += hashed(part[:, column], column)
+    # Origin, least difference and width of each rounded column, on the grid of the part with the coarser numbers.
+    grids = []
+    for column in rounded:
+        values = [np.unique(part[:, column].astype(np.float64)) for part in parts]
+        width = float(np.ptp(np.concatenate(values))) or 1.0
+        # Floats that differ by their last digits are one number.
+        gaps = (np.diff(each) for each in values)
+        least = [float(each[each > _ONE_NUMBER * width].min(initial=width)) for each in gaps]
+        grids.append((values[int(least[1] >= least[0])][0], max(least), width))
+    found = 0
+    for step, shift in _ROUNDINGS if rounded else ():
+        keys = [[half.copy() for half in of_part] for of_part in halves]
+        for place, (column, (origin, least_gap, width)) in enumerate(zip(rounded, grids, strict=True)):
+            cell = min(least_gap * step, max(least_gap, width / _LEAST_CELLS)) if step else width / _CELLS
+            for part, of_part in zip(parts, keys, strict=True):
+                of_part[place % 2] += hashed(np.floor((part[:, column] - origin) / cell + shift), column)
+        (one_N, other_N), (one_M, other_M) = keys
+        counts = (np.unique(each, return_counts=True)[1] for each in (one_N, other_N))
+        repeated = min(float(each[each > 1].sum()) for each in counts) / len(x)
+        found = max(found, equal_by_copy(one_N + 3 * other_N, one_M + 3 * other_M, repeated_in_part=repeated))
+    return found
 
 
 def require_apart(dataset: Dataset) -> None:

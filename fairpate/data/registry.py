@@ -47,7 +47,7 @@ from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_re
 from fairpate.data.features import embedded, with_features
 from fairpate.data.given import as_table
 from fairpate.data.large_arrays import Names
-from fairpate.data.overlap import require_apart
+from fairpate.data.overlap import doubts_of, require_apart
 from fairpate.data.pictures import LEVEL, LOADERS, facts_of, folder_table
 from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, USUAL, Layout, TableFaults
 from fairpate.lazy import torch
@@ -646,6 +646,7 @@ class Check:
     - ``refused``: a message for each fault.
     - ``alike``: numbers of names (of persons, otherwise of records by a key) that are probably others.
     - ``repeated``: columns that the declaration leaves out and that may name persons, although it declares none.
+    - ``doubts``: a sentence for each part that may contain changed copies of private records.
     """
 
     rows: dict[str, int]
@@ -653,6 +654,7 @@ class Check:
     refused: tuple[str, ...]
     alike: tuple[Alike, ...] = ()
     repeated: tuple[Repeated, ...] = ()
+    doubts: tuple[str, ...] = ()
 
 
 def check_declaration(config: DataConfig) -> Check:
@@ -666,6 +668,7 @@ def check_declaration(config: DataConfig) -> Check:
     request, refused = request_of(config, entry), []
     similar: tuple[Alike, ...] = ()
     repeated: list[Repeated] = []
+    doubts: tuple[str, ...] = ()
     try:
         records = read_records(table, request, faults)
         # Names of rows without a person, or by several columns, are none that somebody wrote.
@@ -691,7 +694,7 @@ def check_declaration(config: DataConfig) -> Check:
                 if each.may_be_persons
             ]
         # Only for its checks: repeated names, and sizes and splits that the records cannot fill.
-        dataset_of(records, config, entry)
+        doubts = doubts_of(dataset_of(records, config, entry))
     except DataError as error:
         refused = str(error).splitlines()
     columns = []
@@ -705,6 +708,7 @@ def check_declaration(config: DataConfig) -> Check:
         refused=tuple(refused),
         alike=similar,
         repeated=tuple(repeated),
+        doubts=doubts,
     )
 
 

@@ -25,7 +25,7 @@ from fairpate.config import ConfigError, DataConfig, Override, values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import check_members, sha256_of
 from fairpate.data.embedding import save_embedding
-from fairpate.data.overlap import require_apart
+from fairpate.data.overlap import doubts_of, require_apart
 from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
 from fairpate.methods.base import Method, ReleasingMethod, Trained, Training
@@ -251,6 +251,8 @@ def _opened(
             require_apart(dataset)
         elif config.reads_public_groups:
             check_members(dataset, "public")
+    for doubt in doubts_of(dataset):
+        reporter.note("caution", doubt)
     # Two processes at once would each release, and leave one's model with the other's statement, or under its
     # configuration. The log is made inside the lock: made earlier, it might not see the receipt of the run that it
     # waits for, and charge that run's release once more.

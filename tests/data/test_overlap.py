@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 
 from fairpate import FairClassifier, FairSearchCV, Reporter, configured, load_data, run_method
 from fairpate.config import DataConfig
 from fairpate.data import DataError
-from fairpate.data.overlap import equal_by_copy, require_no_copy
+from fairpate.data.overlap import _more_than_chance, doubts, doubts_of, equal_by_copy, require_no_copy
+from fairpate.data.registry import check_declaration
 
 RNG = np.random.default_rng(3)
 DECLARED: dict[str, Any] = {
@@ -151,6 +155,63 @@ def test_without_a_pool_the_error_says_what_a_public_record_is() -> None:
         FairClassifier("weighted_votes", epsilon=1.0).fit(X, Y)
 
 
+def named(path: Path) -> dict[str, Any]:
+    """The data of a configuration: by a name that no known data set has."""
+    path.write_text(path.read_text().replace('"bank"', '"applications"'))
+    return {"name": "applications", "declaration": {"path": path}}
+
+
+def rounded(frame: pd.DataFrame, digits: int) -> pd.DataFrame:
+    return frame.assign(amount=frame.amount.round(digits))
+
+
+@pytest.mark.parametrize(
+    ("pool", "least"),
+    [
+        (lambda: rounded(PRIVATE[:200], 0), 190),
+        (lambda: PRIVATE[:200].assign(amount=PRIVATE.amount[:200].astype(int)), 100),
+        (lambda: PRIVATE[:200].assign(amount=PRIVATE.amount[:200] + RNG.uniform(-9, 9, 200)), 100),
+        (lambda: pd.concat([POOL[:180], rounded(PRIVATE[:20], 1)]), 15),
+    ],
+    ids=["whole", "cut off", "moved a little", "some of them"],
+)
+def test_copies_that_were_rounded_are_a_caution_with_counts_alone(pool: Any, least: int, tmp_path: Path) -> None:
+    data = named(declared_in(tmp_path, pool=pool()))
+    (said,) = check_declaration(DataConfig(**data)).doubts
+    found = re.fullmatch(r"The public split: (\d+) of its 200 records equal private ones once numbers are .*", said)
+    assert found and least <= int(found[1]) <= 200
+    # No number but the counts: no private value.
+    assert re.findall(r"\d[\d,.]*", said) == [found[1], "200"]
+    assert check_declaration(DataConfig(**named(declared_in(tmp_path)))).doubts == ()
+
+
+def test_an_estimator_and_a_run_say_it_too(tmp_path: Path) -> None:
+    data = named(declared_in(tmp_path, pool=rounded(PRIVATE[:200], 0)))
+    config = configured({"out": tmp_path / "run", "target": {"epsilon": 1.0}, "data": data}, method="weighted_votes")
+    console = Console(file=io.StringIO(), width=300)
+    run_method(config, Reporter(console=console), None)
+    assert "caution" in console.file.getvalue() and "once numbers are rounded" in console.file.getvalue()
+    model = FairClassifier("weighted_votes", epsilon=1.0)
+    with pytest.warns(
+        UserWarning, match=r"public_X: \d+ of its 100 records equal private ones once numbers are rounded"
+    ):
+        model.fit(X, Y, public_X=X[:100].round(2))
+
+
+def test_a_tenth_of_private_records_in_a_pool_of_a_table_that_repeats_is_a_caution() -> None:
+    draws, found, alarms = np.random.default_rng(13), 0, 0
+    for _ in range(5):
+        shares = draws.dirichlet(np.full(300_000, 0.3))
+        values = draws.choice(300_000, 22_000, p=shares)
+        columns = np.stack([values // 600, values % 600], axis=1).astype(np.float32)
+        private, pool = (torch.from_numpy(each) for each in (columns[:20_000], columns[20_000:]))
+        mixed = torch.cat([pool[:1800], private[:200]])
+        alarms += len(doubts((private, None), {"pool": (pool, None)}))
+        require_no_copy((private, None), {"pool": (pool, None)})
+        found += "of those that occur once" in " ".join(doubts((private, None), {"pool": (mixed, None)}))
+    assert alarms == 0 and found >= 4
+
+
 def natural(draws: np.random.Generator) -> tuple[Any, Any]:
     """Two independent samples of values that repeat often, seldom or never, of any sizes and of two distributions."""
     size = int(draws.choice([5, 50, 1000, 30000]))
@@ -166,6 +227,7 @@ def test_chance_is_never_taken_for_a_copy_and_a_copy_is_found_where_records_diff
     for _ in range(600):
         private, other = natural(draws)
         assert equal_by_copy(private, other, repeated_in_part=1.0) == 0
+        assert _more_than_chance(private, other) == 0
         _, counts = np.unique(private, return_counts=True)
         if (counts == 1).sum() > max(60, len(private) / 2):
             part = draws.permutation(private)[: len(private) // 2]
@@ -211,6 +273,7 @@ def test_pictures_and_negative_zero_are_compared_by_value() -> None:
 def test_published_tables_pass_and_their_copies_do_not(name: str, data_dir: Path) -> None:
     """5, 55 and 29 % of their public records equal private ones by chance."""
     dataset = load_data(DataConfig(name=name, data_dir=data_dir))
+    assert doubts_of(dataset) == ()
     private = (dataset.private.x, dataset.private.z.numpy())
     rows = np.random.default_rng(0).permutation(len(dataset.private))[: len(dataset.private) // 10]
     part = dataset.private.take(rows.tolist())

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import re
+import subprocess
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -215,6 +216,14 @@ def test_the_image_installs_files_with_known_digests_and_nothing_else() -> None:
     image = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     assert re.search(r"^FROM \S+@\$RAY_DIGEST$", image, re.MULTILINE)
     assert not re.search(r"^ARG RAY_DIGEST=", image, re.MULTILINE)
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert "--build-arg RAY_DIGEST=sha256:DIGEST" in re.findall(r"^docker build .*$", page, re.MULTILINE)[0]
+    service = (ROOT / "deploy" / "service.Dockerfile").read_text(encoding="utf-8")
+    (check,) = re.findall(r"^RUN (.*)$", service, re.MULTILINE)
+    for name, is_refused in (("registry/fairpate@sha256:" + "0" * 64, False), ("registry/fairpate:0.1.0", True)):
+        # The line that a build of the service runs.
+        done = subprocess.run(["/bin/sh", "-c", check], env={"IMAGE": name}, capture_output=True, check=False)  # noqa: S603
+        assert bool(done.returncode) is is_refused
     first, second = re.findall(r"^RUN pip install (.*)$", image, re.MULTILINE)
     assert {"--require-hashes", "--requirement deploy/requirements.txt"} <= set(re.split(r" (?=--)", first))
     assert {"--no-deps", "--no-build-isolation", "--no-index"} <= set(second.split())
