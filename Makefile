@@ -14,7 +14,7 @@ VENV := $(PYTHON) -m venv --upgrade-deps .venv
 # Not compiled: of four files one is ever imported, and is compiled then. With one -q pip would show what setuptools
 # says of every editable install.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --numprocesses
 
 # Three workers on two cores: a fourth would collect all tests once more, and few of these wait for anything.
 test: .venv/.installed-dev ## install, then run every test but the slow campaigns, three files at a time

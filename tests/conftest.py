@@ -3,7 +3,6 @@
 Packages are imported where they are used: the process that hands out files to workers, and waits, needs none.
 """
 
-import asyncio
 import atexit
 import fcntl
 import gc
@@ -19,9 +18,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from functools import cache, partial, partialmethod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import certifi
 import pytest
 
 sys.path.extend(str(Path(__file__).parents[1] / "benchmarks" / name) for name in ("campaigns", "papers", "speed"))
@@ -40,12 +39,26 @@ def _temporary() -> Path:
     return Path(tempfile.gettempdir())
 
 
+_OF_RAY = pytest.StashKey[set[Path]]()
 _WITHOUT_GRAPHS = str(Path(__file__).with_name("without_graphs"))
 _TEMPORARY = _temporary()
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_TEMPORARY))  # where tmp_path is
 tempfile.tempdir = str(_TEMPORARY)  # where an estimator writes while it trains; Ray and other processes keep their own
 _STATE = tempfile.TemporaryDirectory(prefix="fairpate-state-")
+_CERTIFICATE = tempfile.TemporaryDirectory(prefix="fairpate-certificate-")
 os.environ["FAIRPATE_STATE"] = _STATE.name  # before Ray starts: its workers inherit it
+
+
+def _one_certificate() -> str:
+    """The file of one authority. Every client of HTTP would read a hundred and more: a fifth of the time of tests of a
+    service, none of which leaves this machine."""
+    path = Path(_CERTIFICATE.name) / "authority.pem"
+    end = "-----END CERTIFICATE-----\n"
+    path.write_text(Path(certifi.where()).read_text(encoding="ascii").partition(end)[0] + end, encoding="ascii")
+    return str(path)
+
+
+os.environ["SSL_CERT_FILE"] = _one_certificate()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -82,33 +95,59 @@ def ray_session(_started_ray: ExitStack) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _idle_ray_ends(request: pytest.FixtureRequest, _started_ray: ExitStack) -> None:
     """An idle Ray takes a twentieth of a processor."""
-    if not _says(request.path, "ray_session"):
+    if request.path not in request.config.stash[_OF_RAY]:
         _started_ray.close()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def missing_packages() -> Iterator[Callable[[], tuple[str, ...]]]:
-    """Commands leave out model.onnx, which takes seconds, as where its packages are missing; see ``with_graphs``."""
+@cache
+def _whole() -> tuple[Callable[[], tuple[str, ...]], Callable[[], str]]:
+    """What names the packages that graphs lack, and what bundles the library of charts, before ``light`` replaces
+    them."""
     import student.student
+    from fairpate.report import frontier_page
 
-    real = student.student.missing_packages
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("student.student.missing_packages", lambda: student.student.PACKAGES)
-        yield real
+    return student.student.missing_packages, frontier_page._library
 
 
-@pytest.fixture
-def with_graphs(quick_graphs: None, missing_packages: Callable[[], tuple[str, ...]]) -> Iterator[None]:
-    """Commands write model.onnx, as do processes."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", os.environ["PYTHONPATH"].removeprefix(_WITHOUT_GRAPHS).removeprefix(os.pathsep))
-        patched.setattr("student.student.missing_packages", missing_packages)
+@pytest.fixture(scope="session")
+def light(shared: Callable[[str], AbstractContextManager[Path]]) -> Callable[[], AbstractContextManager[None]]:
+    """In the block runs leave out model.onnx, which takes seconds, as where its packages are missing; intervals of
+    metrics come from 100 resampled tables, not from 1,000; and the library of a comparison's charts, which takes
+    seconds to bundle, is bundled once by all workers."""
+
+    @cache
+    def bundled() -> str:
+        with shared("library") as kept:
+            if not kept.exists():
+                kept.write_text(_whole()[1](), encoding="ascii")
+            return kept.read_text(encoding="ascii")
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        import student.student
+        from fairpate.report import frontier_page
+        from fairpate.report.metrics import evaluate
+
+        _whole()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(student.student, "missing_packages", lambda: student.student.PACKAGES)
+            patched.setattr(frontier_page, "_library", bundled)
+            patched.setitem(evaluate.__kwdefaults__, "num_replicates", 100)
+            yield
+
+    return block
+
+
+@pytest.fixture(scope="module")
+def few_replicates(light: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Runs of the file are ``light``, and their pages hold charts."""
+    with light():
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def drawings() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Pages leave out their charts, half of the time of a report, but within this; see ``with_drawings``."""
+@pytest.fixture(scope="module")
+def without_charts() -> Iterator[None]:
+    """Pages leave out their charts, half of the time of a report: for files whose subject is no page."""
     from markupsafe import Markup
 
     from fairpate.report import run_page
@@ -117,39 +156,22 @@ def drawings() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     def undrawn(*_: Any, title: str, **__: Any) -> Markup:
         return Markup('<p class="note">{}</p>').format(title)
 
-    without = {
-        (run_page, "curves"): undrawn,
-        (run_page, "histogram"): undrawn,
-        (publication, "_MAX_COMPOSED_POINTS"): 1,
-        (publication, "_MAX_COURSE_POINTS"): 2,
-    }
-    real = {place: getattr(*place) for place in without}
-
-    @contextmanager
-    def replaced(by: dict[Any, Any]) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patched:
-            for place, value in by.items():
-                patched.setattr(*place, value)
-            yield
-
-    with replaced(without):
-        yield partial(replaced, real)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _few_replicates() -> Iterator[None]:
-    """Intervals of metrics come from 100 resampled tables of a run's test records, not from 1,000."""
-    from fairpate.report.metrics import evaluate
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(evaluate.__kwdefaults__, "num_replicates", 100)
+        for name in ("curves", "histogram"):
+            patched.setattr(run_page, name, undrawn)
+        patched.setattr(publication, "_MAX_COMPOSED_POINTS", 1)
+        patched.setattr(publication, "_MAX_COURSE_POINTS", 2)
         yield
 
 
 @pytest.fixture
-def with_drawings(drawings: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """Pages hold their charts."""
-    with drawings():
+def with_graphs(quick_graphs: None) -> Iterator[None]:
+    """Commands write model.onnx, as do processes."""
+    import student.student
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.environ["PYTHONPATH"].removeprefix(_WITHOUT_GRAPHS).removeprefix(os.pathsep))
+        patched.setattr(student.student, "missing_packages", _whole()[0])
         yield
 
 
@@ -166,23 +188,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Abstract
             yield root / f"shared-{name}"
 
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _library_is_bundled_once(shared: Callable[[str], AbstractContextManager[Path]]) -> None:
-    """Every worker that writes a page of a comparison would bundle the library of its charts, which takes seconds."""
-    from fairpate.report import frontier_page
-
-    bundle = frontier_page._library
-
-    @cache
-    def bundled() -> str:
-        with shared("library") as kept:
-            if not kept.exists():
-                kept.write_text(bundle(), encoding="ascii")
-            return kept.read_text(encoding="ascii")
-
-    frontier_page._library = bundled
 
 
 @pytest.fixture(scope="session")
@@ -206,24 +211,9 @@ def quick_graphs() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _certificates_are_read_once() -> None:
-    """Every client would read this machine's trusted certificates anew: a fifth of the time of tests of a service."""
-    import httpx._transports.default as transports
-
-    transports.create_ssl_context = cache(transports.create_ssl_context)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _services_stop_at_once() -> None:
-    """uvicorn would look every tenth of a second whether it should stop, and then wait for another one."""
-    import uvicorn.server
-
-    uvicorn.server.asyncio = SimpleNamespace(**{**vars(asyncio), "sleep": lambda s: asyncio.sleep(s / 4)})  # type: ignore[attr-defined]
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _logs_are_caught_at_the_root() -> None:
-    """pytest would look through thousands of loggers, six times a test, for those that do not propagate."""
+    """pytest would look through thousands of loggers, six times a test, for those that do not propagate. No option of
+    pytest's leaves that out."""
     from _pytest.logging import catching_logs
 
     before = catching_logs.__enter__
@@ -254,10 +244,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _remembered_data() -> tuple[Callable[..., Any], ...]:
-    """Return a loader of the digits, a division of them, embeddings, coordinates and principal axes, which remember
-    what they made."""
-    import torch
-
+    """Return a loader of the digits, a division of them, embeddings and coordinates, which remember what they made."""
     from fairpate.data import registry
 
     load, divide = registry.entry_for("color_digits").load, registry.dataset_of
@@ -292,33 +279,17 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
             return call(embedding, x, **given)
         return remembered("coordinates", (id(embedding), *digest(x)), lambda: call(embedding, x), embedding).clone()
 
-    def axes_of(fit: Any, pca: Any, table: Any) -> Any:
-        """All axes at once, of which most pools are asked for several numbers."""
-        if pca.svd_solver != "covariance_eigh":
-            return fit(pca, table)
-        place = (str(table.dtype), *digest(torch.from_numpy(table)))
-        whole = remembered("axes", place, lambda: fit(type(pca)(svd_solver=pca.svd_solver), table))
-        pca.components_ = whole.components_[: pca.n_components]
-        pca.explained_variance_ = whole.explained_variance_[: pca.n_components]
-        return pca
-
-    return load_once, divide_once, embedding_of, coordinates, axes_of
+    return load_once, divide_once, embedding_of, coordinates
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _data_are_made_once(
-    request: pytest.FixtureRequest, _remembered_data: tuple[Callable[..., Any], ...]
-) -> Iterator[None]:
-    """Most runs read the same digits: a third of their time went into colouring, dividing and embedding them."""
-    from sklearn.decomposition import PCA
-
+@pytest.fixture(scope="module")
+def remembered_digits(_remembered_data: tuple[Callable[..., Any], ...]) -> Iterator[None]:
+    """The digits of a configuration are coloured, divided and embedded once by all files that ask for this: a third of
+    the time of their runs. For files whose subject is not data."""
     from fairpate.data import registry
     from fairpate.data.embedding import Components, Embedding
 
-    if request.path.parent.name == "data":  # tests of these themselves
-        yield
-        return
-    published, (load_once, divide_once, embedding_of, coordinates, axes_of) = (
+    published, (load_once, divide_once, embedding_of, coordinates) = (
         registry.entry_for("color_digits"),
         _remembered_data,
     )
@@ -329,9 +300,13 @@ def _data_are_made_once(
         for kind in (Components, Embedding):
             patched.setattr(kind, "of", partial(embedding_of, kind.of))
             patched.setattr(kind, "__call__", partialmethod(partial(coordinates, kind.__call__)))
-        patched.setattr(PCA, "fit", partialmethod(partial(axes_of, PCA.fit)))
         yield
     object.__setattr__(published, "load", load)
+
+
+@pytest.fixture(scope="module")
+def light_runs(few_replicates: None, without_charts: None, remembered_digits: None) -> None:
+    """Runs of the file leave out what it says nothing of: graphs, most replicates, charts, data that are known."""
 
 
 @pytest.fixture(scope="session")
@@ -378,11 +353,6 @@ def own_server() -> Iterator[Any]:
         yield server
 
 
-@cache
-def _says(file: Path, words: str) -> bool:
-    return words in file.read_text(encoding="utf-8")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """In a new checkout one worker compiles the tests, half of its time until here, and the others read them."""
@@ -395,16 +365,18 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files come first, as one at the end would run alone: those of the cluster and of Ray, those with a
     timeout of their own, those of sites, which wait, and those with campaigns."""
+    config.stash[_OF_RAY] = {item.path for item in items if "ray_session" in getattr(item, "fixturenames", ())}
+    timed, slow = ({item.path for item in items if item.get_closest_marker(name)} for name in ("timeout", "slow"))
     items.sort(
         key=lambda item: (
             item.path.parent.name != "cluster",
-            not _says(item.path, "ray_session"),
-            not _says(item.path, "mark.timeout"),
+            item.path not in config.stash[_OF_RAY],
+            item.path not in timed,
             item.path.parent.name != "sites",
-            not _says(item.path, "mark.slow"),
+            item.path not in slow,
         )
     )
 
@@ -416,21 +388,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files that ask for Ray share one worker, and the cluster's one: another Ray would idle and fill memory."""
-    if config.getvalue("dist") != "loadfile":
+    """One worker has all files of a group (`xdist_group`): of "ray", as another Ray would idle and fill memory, and of
+    what takes seconds to import. Any other file is a group of its own."""
+    if config.getvalue("dist") != "loadgroup":
         return None
-    from xdist.scheduler import LoadFileScheduling
+    from xdist.scheduler import LoadGroupScheduling
 
-    class FewRays(LoadFileScheduling):
+    class ByFileOrGroup(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file: str = super()._split_scope(nodeid)
-            if _says(config.rootpath / file, "ray_session"):
-                return "ray"
-            # What takes seconds to import is imported once.
-            if _says(config.rootpath / file, "resnet18"):
-                return "torchvision"
-            if _says(config.rootpath / file, "_graphs"):
-                return "graphs"
-            return "cluster" if file.startswith("tests/cluster/") else file
+            return str(super()._split_scope(nodeid)).partition("::")[0]
 
-    return FewRays(config, log)
+    return ByFileOrGroup(config, log)

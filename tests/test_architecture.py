@@ -13,6 +13,8 @@ sys.path.append(str(ROOT / "benchmarks" / "speed"))
 
 import structure  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 FLOORS = (
     ("fairpate.types", "fairpate.lazy"),
     ("fairpate.config", "fairpate.files", "fairpate.pages", "fairpate.oriented_gradients"),

@@ -12,6 +12,8 @@ from sklearn.utils.estimator_checks import check_estimator
 from fairpate.estimators import FairClassifier, expected_failed_checks, parameters_of
 from fairpate.methods.base import COUNTS, DEFAULT, FITTED, find_method, method_names
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 STATED = {name: (int(run), int(listed)) for name, run, listed in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE)}
 QUICK = ("dp_sgd",)

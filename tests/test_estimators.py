@@ -24,6 +24,8 @@ from fairpate.releases.directory import RunDirectory, read_labels
 from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.types import GateRule
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 LOGISTIC = {"name": "logistic"}
 PRIVATE: dict[str, Any] = {
     "model": LOGISTIC,

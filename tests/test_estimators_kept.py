@@ -17,6 +17,8 @@ from fairpate.estimators import FairClassifier
 from student.card import StudentFileError
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 X, Y, Z = two_groups(600, 0)
 PUBLIC_X, *_ = two_groups(200, 1)
 TEST_X, TEST_Y, TEST_Z = two_groups(300, 2)

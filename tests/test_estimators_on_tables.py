@@ -21,6 +21,8 @@ from two_groups import two_groups
 from fairpate import load_data
 from fairpate.estimators import FairClassifier, declared_records
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 X, Y, Z = two_groups(600, 0)
 PUBLIC_X, *_ = two_groups(200, 1)
 QUICK: dict[str, Any] = {"noise": "seeded", "target": {"accounting": "rdp"}, "random_state": 0}

@@ -12,6 +12,8 @@ from fairpate.data.declaration import Declaration
 from fairpate.data.pictures import PicturesConfig
 from fairpate.methods.own_votes import VotesConfig
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 class Settings(BaseModel):
     """A field of each kind that configurations have."""

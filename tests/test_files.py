@@ -10,6 +10,8 @@ import pytest
 
 from fairpate.files import give_to_owner, make_folder, write_atomically
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"

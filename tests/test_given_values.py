@@ -20,6 +20,8 @@ from fairpate import FairClassifier, FairSearchCV, assess_predictions, load_data
 from fairpate.data.given import as_table, values_of
 from fairpate.types import UserError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 N = 240
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1, 1, (N, 3)).astype(np.float32)

@@ -10,6 +10,8 @@ from fairpate.data import load_data
 from fairpate.methods.learning import public_records
 from fairpate.types import LabelledSet, RealArray
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def labelled(chances: RealArray | None) -> LabelledSet:
     return LabelledSet(record_ids=("a", "b", "c"), labels=np.array([1, 0, 1]), groups=np.zeros(3, int), chances=chances)

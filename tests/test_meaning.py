@@ -23,6 +23,8 @@ from fairpate.pages import (
     strength,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 EPSILONS = (0.0, 0.1, 1.0, 2.5, 5.0, 12.0)
 DELTAS = (0.0, 1e-5, 0.05, 0.3)
 

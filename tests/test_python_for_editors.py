@@ -21,6 +21,8 @@ from fairpate.methods.base import method_names
 from fairpate.privacy.mechanism_events import VoteTables
 from fairpate.releases.odometer import Odometer, RunCharge
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ROOT = Path(__file__).parents[1]
 WITH_EXAMPLES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -28,6 +28,8 @@ from fairpate.privacy.second_accountant import recomputed_epsilon
 from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run.choice import TrialsError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 GRID = {"dp_sgd__learning_rate": [1e-9, 1.0]}
 
 

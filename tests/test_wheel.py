@@ -18,6 +18,11 @@ from serving import free_port, until
 
 from student.student import load_student
 
+pytestmark = [
+    pytest.mark.xdist_group("graphs"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGES = {"aggregator", "fairpate", "student", "teachers"}

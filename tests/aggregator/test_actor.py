@@ -19,6 +19,11 @@ from aggregator.ledger import Ledger
 from aggregator.service.server import AggregatorActor, ServiceSettings, start_service
 from fairpate.http_server import HttpServer, ServiceError, bind
 
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 cloudpickle.register_pickle_by_value(serving)  # the actor's process does not know this folder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PATIENT = RetryRule(attempts=9, first_pause_s=0.05)

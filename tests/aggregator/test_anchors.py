@@ -11,6 +11,8 @@ from aggregator import audit
 from aggregator.ledger import Ledger, OwnLimit, back_end
 from aggregator.store import LedgerError, is_database
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
 
 

@@ -19,6 +19,8 @@ from aggregator.store import LedgerError
 from fairpate.http_server import largest_body_bytes
 from fairpate.types import Budget
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 FEATURES = [[0.5, 1.0, -2.0], [0.0, 3.0, 1.5]]
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 DIFFERING = ("date", "x-request-id")

@@ -15,6 +15,8 @@ from aggregator.store import LedgerError
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.types import UserError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.fixture
 def path(tmp_path):

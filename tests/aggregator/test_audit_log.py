@@ -15,6 +15,8 @@ from aggregator.session import AggregatorSession, Query
 from aggregator.store import LedgerError
 from fairpate.privacy.discrete_gaussian import SeededSource
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request, tmp_path):

@@ -10,6 +10,8 @@ import pytest
 
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.mark.parametrize("key", ["\x01", "../budget", "a b?c#d", "é"])
 def test_a_key_that_is_none_is_asked_for_as_it_is_and_never_ends_a_shell(key: str) -> None:

@@ -17,6 +17,8 @@ from serving import ANALYST
 
 from fairpate.http_server import ConnectionLimits
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 LIMITS = {"head_timeout_s": 1.0, "body_timeout_s": 1.0, "write_timeout_s": 1.0, "idle_timeout_s": 1.0}
 CLOSED_WITHIN_S = 8.0  # the longest limit, the moment for which a refused caller is listened to, and a busy machine
 STALL_S = 2.0  # tens of milliseconds on a machine that does nothing else; without limits it is 4 to 9 s

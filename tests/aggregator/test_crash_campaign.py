@@ -11,6 +11,8 @@ from local_postgres import programs
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.mark.slow  # test_actor.py kills a service under load once
 @pytest.mark.parametrize("back_end", ["file", "database"])

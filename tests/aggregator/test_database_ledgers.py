@@ -18,6 +18,8 @@ from aggregator.store import LedgerError, shown
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
 from aggregator.postgres import split_place  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_nothing_is_written_behind_a_last_entry_that_is_another_one_now(database):
     """A database restored under a living writer, as through a pooler: epoch and number are those of before."""

@@ -3,6 +3,8 @@
 import pytest
 from own_disk import told_beside_own_disk
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 SCRIPT = """
 import json, subprocess, sys
 from pathlib import Path

@@ -11,6 +11,8 @@ from aggregator import audit
 from aggregator.ledger import Ledger
 from aggregator.store import LedgerError, head_path
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_digests_do_not_confirm_a_guess_about_the_votes(path, tmp_path):
     """Equal entries of two ledgers have unequal digests: without the key there is nothing to compare a guess with."""

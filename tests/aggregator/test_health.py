@@ -10,6 +10,8 @@ from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both
 
 from aggregator.session import VotesUnavailableError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 READERS = ("/livez", "/readyz", "/metrics", "/v1/budget", "/v1/statement", "/v1/operator/ledger")

@@ -15,6 +15,8 @@ from aggregator.service.auth import TokenBook, added, change, expired, limited, 
 from aggregator.service.server import ServiceSettings
 from fairpate.http_server import HttpServer, RequestRate
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def add(store, name, **limit):
     return change(

@@ -14,6 +14,8 @@ from serving import running
 from aggregator.ledger import OwnLimit
 from aggregator.service.auth import TokenBook, added, change, expired, revoked, rotated
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def add(store, name, role="analyst"):
     return change(store, lambda s: added(s, name, role=role, limit=OwnLimit(), expires_s=None, now_s=time.time()))

@@ -17,6 +17,8 @@ from aggregator import store
 from aggregator.ledger import Ledger
 from aggregator.store import LedgerError, head_path, ledger_files
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 NAMES = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.head")
 SUBSETS = [chosen for count in range(1, 5) for chosen in itertools.combinations(NAMES, count)]
 

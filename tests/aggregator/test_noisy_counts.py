@@ -22,6 +22,8 @@ from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
 from fairpate.types import Budget, IntArray, VoteBatch
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 PARAMETERS = {"threshold": 30, "threshold_stddev_votes": 10, "noise_stddev_votes": 6}
 COUNTS, LABELS = ConfidentCounts(**PARAMETERS), ConfidentGnmax(**PARAMETERS)
 TERMS = dataclasses.replace(

@@ -31,6 +31,8 @@ from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both
 from aggregator.session import VotesUnavailableError
 from fairpate.http_server import Buckets, JsonLines, PrivateFile, RequestRate, TlsFiles, network_of, tracer_to
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 
 

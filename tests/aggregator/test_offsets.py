@@ -25,6 +25,8 @@ from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.types import Budget, GateRule
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 NO_CHECK = {"threshold": -np.inf, "threshold_stddev_votes": 1.0, "noise_stddev_votes": 4.0}
 TERMS = replace(
     ledger_terms.TERMS,

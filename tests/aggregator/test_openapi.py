@@ -7,6 +7,8 @@ from serving import OPERATOR, running, tokens_of_both_roles
 
 from fairpate.http_server import RequestRate
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 WITH_INPUT = ("POST /v1/queries", "GET /v1/queries/{key}", "POST /v1/estimate", "GET /v1/operator/ledger")
 WITH_INPUT += ("POST /v1/answers",)

@@ -39,6 +39,8 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discre
 from fairpate.privacy.mechanism_events import NeighbourVotes, VoteTables, event_from, event_json
 from fairpate.types import Budget, GateRule, IntArray
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 NEAREST, SEED = 50, 7
 
 

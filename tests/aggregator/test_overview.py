@@ -27,6 +27,8 @@ from fairpate.http_server import LOCAL_ANALYST
 from fairpate.privacy.accountant import rdp_data_dependent
 from fairpate.types import GateRule
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 HOUR_S, DAY_S = 3600.0, 86400.0
 

@@ -32,6 +32,8 @@ from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.types import Budget
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ALICE, BOB, CAROL = Asker("alice", "r1"), Asker("bob", "r2"), Asker("carol", "r3")
 
 

@@ -24,7 +24,10 @@ from aggregator.service.server import ServiceSettings
 from fairpate.http_server import HttpServer, RequestRate
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
+]
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 OTHER = "another-token-of-the-tests"
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}

@@ -13,7 +13,10 @@ from serving import TERMS, ids, open_backend, running
 
 from aggregator.ledger import Ledger, back_end
 
-pytestmark = pytest.mark.usefixtures("short_pauses")
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("short_pauses"),
+]
 NOBODY_LOOKS = 3600.0
 _SHARED_S = 0.12  # one look answers all who ask within this time
 

@@ -20,6 +20,8 @@ from fairpate.http_server import HttpServer
 from fairpate.pages import delta_text
 from fairpate.types import Budget
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 HOSTILE = "<img src=x onerror=alert(1)>"
 FORM = form_of(
     feature_codes(

@@ -17,6 +17,8 @@ from aggregator.client import (
     parse_range,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.fixture
 def client(service):

@@ -15,6 +15,8 @@ from aggregator import audit
 from aggregator.ledger import Ledger, OwnLimit, back_end
 from aggregator.store import Head, Header, LedgerError, rows_after
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 EDITS = [
     "UPDATE {entries} SET payload = replace(payload, 'first', 'fisrt') WHERE number = 1",
     "UPDATE {entries} SET payload = replace(payload, '[0]', '[1]') WHERE number = 2",

@@ -24,6 +24,8 @@ from aggregator.service.auth import (
     token_digest,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 OLD_AND_NOW = {"old_expires_s": 0.0, "now_s": 0.0}
 
 

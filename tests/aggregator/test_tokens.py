@@ -7,6 +7,8 @@ import pytest
 from aggregator.service.auth import LiveTokens, TokenError, is_loopback, read_tokens
 from fairpate.http_server import KnownCaller
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ALICE, BOB, ROOT = "a" * 24, "b" * 24, "r" * 32
 ANALYST = KnownCaller(name="alice", role="analyst")
 

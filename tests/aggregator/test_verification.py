@@ -24,7 +24,10 @@ from aggregator.store import UnreachableError, head_path, is_database, ledger_fi
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
-pytestmark = pytest.mark.usefixtures("short_pauses")
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("short_pauses"),
+]
 # Of the two back ends, whose chains are verified by the same code, one shows the claim.
 in_sqlite = pytest.mark.parametrize(
     "place", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True

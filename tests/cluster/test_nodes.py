@@ -18,7 +18,12 @@ WITNESS = Path(__file__).parent / "witness.py"
 SLACK_BYTES = 2 * 2**20  # weights, and Ray's own
 
 
-pytestmark = pytest.mark.slow  # clusters of nodes; tests/teachers/test_ray_pool.py kills workers of one
+# Clusters of nodes; tests/teachers/test_ray_pool.py kills workers of one
+pytestmark = [
+    pytest.mark.xdist_group("cluster"),
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.slow,
+]
 
 
 def test_a_shard_goes_to_the_node_that_trains_on_it_and_nowhere_else(cluster: Cluster) -> None:

@@ -21,7 +21,12 @@ from serving import free_port, ids
 from aggregator import audit
 from fairpate.cli import main
 
-pytestmark = pytest.mark.slow  # real clusters; tests/aggregator/test_database_ledgers.py has writers alone
+# Real clusters; tests/aggregator/test_database_ledgers.py has writers alone
+pytestmark = [
+    pytest.mark.xdist_group("cluster"),
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.slow,
+]
 
 FAIRPATE = (sys.executable, "-c", "from fairpate.cli import main; main()")
 CONFIG = """

@@ -26,6 +26,8 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 METHODS = list(method_names())
 QUICK: dict[str, Any] = {  # less training than where results are compared with stored ones
     "teachers": {"num_teachers": 8, "fit": {"epochs": 2, "batch_size": 16, "learning_rate": 0.01}},

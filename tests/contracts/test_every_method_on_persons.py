@@ -22,6 +22,8 @@ from fairpate.releases.odometer import Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 VALUES: dict[str, Any] = {**SMALL, **TARGET, **QUICK}
 PROTECTING = {
     *("fairpate", "pate", "pate_s_pre", "pate_s_in", "private_knn", "record_votes", "weighted_votes"),

@@ -14,6 +14,8 @@ from fixed_results import PIPELINE, STORED, result_of
 
 from fairpate.methods.base import standing_here
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 RESULTS = json.loads(STORED.read_text(encoding="utf-8"))
 SLOW = ("private_knn", "pate_s_pre", "pate_s_in")  # the last two are FairPATE in another order
 

@@ -18,6 +18,8 @@ from fairpate.data import DataError, Dataset, SourceFile, load_data
 from fairpate.data.dataset import keyed_uniform
 from fairpate.data.pictures import read_idx
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 
 def whole(dataset: Dataset) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
     """Names, x, y and z of all four splits, by name."""

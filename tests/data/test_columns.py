@@ -28,6 +28,8 @@ from fairpate.data.tables import (
     read_table,
 )
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 
 def column(*values: Any, kind: Any = None) -> pa.Table:
     return pa.table({"c": pa.array(values, kind or pa.string())})

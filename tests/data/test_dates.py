@@ -20,6 +20,8 @@ from fairpate.data import DataError, tables
 from fairpate.data.dataset import DataSettingsError
 from fairpate.estimators import declared_records
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 ON = datetime.date(2025, 2, 28)
 AGE = {"date": "age", "age_on": str(ON), "bounds": [0, 110]}
 YEAR = {"date": "year", "bounds": [1920, 2019]}

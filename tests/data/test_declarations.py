@@ -18,6 +18,8 @@ from fairpate.data.pictures import PicturesConfig
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
 from fairpate.data.tables import Feature, Group, Label, Meaning
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 DECLARATION = """
 name: shop
 task: buys again

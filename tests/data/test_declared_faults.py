@@ -9,6 +9,8 @@ import pytest
 from fairpate import load_data
 from fairpate.data import DataError
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 YAML, PRIVATE, PUBLIC, TEST = "own.yaml", "patients.csv", "pool.csv", "held_out.csv"
 FILES = {
     YAML: """name: hospital

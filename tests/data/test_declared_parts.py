@@ -10,6 +10,8 @@ from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, describe, load_data, load_once
 from fairpate.data.dataset import DataSettingsError
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 DECLARATION = """
 name: clinic
 files: {private: private-*.csv, public: public.csv, test: test.csv}

@@ -16,6 +16,8 @@ from fairpate import load_data
 from fairpate.config import DataConfig
 from fairpate.data import DataError, load_once, tables
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 DECLARED = """
 name: notes
 kind: embeddings

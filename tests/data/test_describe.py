@@ -17,6 +17,8 @@ from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, describe, list_datasets, load_data
 from fairpate.data.registry import CODEBOOKS
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 
 def test_every_data_set_is_listed_and_only_embedded_ones_are_always_present(tmp_path: Path) -> None:
     listed = list_datasets(tmp_path)

@@ -14,6 +14,8 @@ from fairpate.data.dataset import DataError
 from fairpate.data.embedding import Components, Embedding
 from fairpate.data.features import embedded
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 
 def table(rows: int = 400, seed: int = 0) -> torch.Tensor:
     """A number, a column of two values, a column that is mostly 0, and one that never changes."""

@@ -11,6 +11,8 @@ from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import load_data
 from fairpate.data.embedding import Embedding, EmbeddingFileError, read_embedding, save_embedding
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 
 @pytest.mark.parametrize("kind", ["table", "pictures"])
 def test_what_was_stored_places_every_record_bit_for_bit(kind, tmp_path):

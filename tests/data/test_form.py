@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from fairpate.data.tables import Feature, RecordField, TableFaults, encode, feature_codes, form_of, plain_batches
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 FEATURES = [
     ("age", Feature(bounds=(17, 90))),
     ("gain", Feature(bounds=(0, 99999), scale="log")),

@@ -16,6 +16,8 @@ from fairpate.config import ConfigError
 from fairpate.data import DataError, Dataset
 from fairpate.data.dataset import DataSettingsError
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 DECLARED: dict[str, Any] = {
     "name": "clinic",
     "files": {"private": "private.csv", "public": "public.csv", "test": "test.csv"},

@@ -13,6 +13,8 @@ from fairpate.config import ConfigError, DataConfig
 from fairpate.data import DataError, Dataset
 from fairpate.methods.base import config_digest, configured
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 DECLARED: dict[str, Any] = {
     "name": "clinic",
     "label": {"column": "y", "classes": ["no", "yes"]},

@@ -17,6 +17,8 @@ from fairpate.config import DataConfig
 from fairpate.data import DataError, load_data
 from fairpate.data.dataset import DataSettingsError
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 DECLARED: dict[str, Any] = {
     "name": "court",
     "label": {"column": "y", "classes": ["no", "yes"]},

@@ -11,6 +11,8 @@ from sklearn.linear_model import LogisticRegression
 from fairpate.data import Dataset, entry_for, load_data
 from fairpate.data.registry import applications
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 
 @pytest.fixture(scope="module")
 def loans() -> Dataset:

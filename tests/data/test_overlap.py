@@ -20,6 +20,8 @@ from fairpate.data import DataError
 from fairpate.data.overlap import _more_than_chance, doubts, doubts_of, equal_by_copy, require_no_copy
 from fairpate.data.registry import check_declaration
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 RNG = np.random.default_rng(3)
 DECLARED: dict[str, Any] = {
     "name": "bank",

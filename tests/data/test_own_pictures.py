@@ -14,6 +14,8 @@ from fairpate.config import ALLOWED, DataConfig
 from fairpate.data import DataError, Dataset, describe, load_once
 from fairpate.oriented_gradients import NUM_VALUES, oriented_gradients
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 TABLE = """
 name: scans
 kind: images

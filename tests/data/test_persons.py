@@ -24,6 +24,8 @@ from fairpate.data.dataset import (
 )
 from fairpate.types import REMARKS
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 COUNT = 60
 PERSONS = tuple(f"person {place % 17}" for place in range(COUNT))
 

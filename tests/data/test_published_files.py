@@ -13,6 +13,8 @@ import torch
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, describe, load_data
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 
 def counts_of(dataset: Dataset) -> list[list[int]]:
     """Records per group and class over all splits."""

@@ -15,6 +15,8 @@ from PIL import Image
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, Dataset, load_data, pictures
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 
 def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)

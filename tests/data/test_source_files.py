@@ -12,6 +12,8 @@ from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, SourceFile, entry_for, load_data
 from fairpate.data.dataset import read_any, resolve_data_dir
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 CONTENT = b"age,sex\n1,2\n"
 FILE = SourceFile(path="toy/toy.csv", sha256=hashlib.sha256(CONTENT).hexdigest(), url="https://example.org/toy.csv")
 

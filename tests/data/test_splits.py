@@ -22,6 +22,8 @@ from fairpate.data.dataset import (
 )
 from fairpate.types import UserError
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 SIZES = {"public": 7, "validation": 3, "test": 9}
 
 

@@ -26,6 +26,8 @@ from fairpate.data.dataset import DataSettingsError, LoadedRecords, Request
 from fairpate.data.declaration import entry_of, read_declaration, read_records
 from fairpate.files import CACHE_VARIABLE
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 DECLARATION = """
 name: visits
 files: {records: FILES}

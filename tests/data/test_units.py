@@ -24,6 +24,8 @@ from fairpate.data.declaration import Declaration, read_declaration
 from fairpate.data.registry import CODEBOOKS
 from teachers.ensemble import assign_teachers, shard_key
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
+
 SIZES = {"public": 3, "validation": 2, "test": 2}
 NUM_TEACHERS = 7
 Row = dict[str, str]

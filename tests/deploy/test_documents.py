@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from command_lines import CommandError, check, commands_in, commands_in_sentences, is_name, text_of
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs").rglob("*.ipynb"))]
 CONFIGURATION = re.compile(r"(?:(?:configs|deploy)/[\w./-]+|\bcluster\.yaml)")

@@ -10,6 +10,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "papers"))
 import headline
 import measured
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def cell(accuracy, violation, *, seeds=(0, 1), degenerate=(0, 0)):
     return {"seeds": list(seeds), "accuracy": accuracy, "odds": violation, "degenerate": list(degenerate)}

@@ -24,6 +24,11 @@ from student.card import StudentFileError
 from student.server import application
 from student.student import save_student
 
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 Resource = dict[str, Any]
 TEXT = (Path(__file__).parents[2] / "deploy" / "kuberay.yaml").read_text(encoding="utf-8")
 

@@ -17,6 +17,8 @@ from command_lines import CommandError, check
 from packaging.requirements import Requirement
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ROOT = Path(__file__).parents[2]
 AWS, ON_PREMISE = ROOT / "cluster.yaml", ROOT / "deploy" / "cluster-onprem.yaml"
 LAUNCHERS = pytest.mark.parametrize("path", [AWS, ON_PREMISE], ids=lambda path: path.name)

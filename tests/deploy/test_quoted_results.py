@@ -25,6 +25,8 @@ from commands import PAGES, commands_of, compared  # noqa: E402
 from fairpate.methods.base import configured  # noqa: E402
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 COVERAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
 BUILT = measured.filled(COVERAGE)
 CODE = re.compile(r"`([^`]+)`")

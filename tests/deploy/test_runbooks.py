@@ -28,7 +28,10 @@ SMALL = {
     "student.fit.epochs": 3,
 }
 
-pytestmark = pytest.mark.skipif(bool(own_machine.why_not()), reason=own_machine.why_not())
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.skipif(bool(own_machine.why_not()), reason=own_machine.why_not()),
+]
 
 
 @pytest.fixture(scope="module")

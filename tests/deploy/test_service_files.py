@@ -17,6 +17,8 @@ from serving import OPERATOR, ids, running, tokens_of_both_roles
 from aggregator.service.api import ServiceMetrics
 from aggregator.session import BudgetStatus
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ROOT = Path(__file__).parents[2]
 MONITORING, UNIT = ROOT / "deploy" / "monitoring", ROOT / "deploy" / "fairpate.service"
 METRIC = re.compile(r"\bfairpate_\w+")

@@ -31,6 +31,8 @@ from fairpate.methods.base import (  # noqa: E402
 )
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*")) if path.suffix in (".md", ".ipynb")]
 
 

@@ -36,7 +36,7 @@ AWS_VARIABLES = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 TIMEOUT_S = 200
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("light_runs"), pytest.mark.slow]
 
 
 @dataclass(frozen=True, kw_only=True)

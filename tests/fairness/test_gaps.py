@@ -15,6 +15,8 @@ from sklearn.metrics import precision_score
 
 from fairpate.fairness import rates
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 # FairPATE, Appendix H: class by group.
 APPENDIX_H_GYC = np.array([[324, 287], [420, 274], [445, 250]], dtype=float)[:, None, :]
 ALL_GAPS = {

@@ -33,6 +33,8 @@ from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 from teachers.ensemble import BlockPool
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 EDGE = math.isqrt(UNITS**2 // 2)
 VECTORS = [(UNITS, 0), (0, -UNITS), (EDGE, EDGE), (EDGE, -EDGE), (UNITS // 3, 1), (0, 0)]
 RECORDS = list(itertools.product(VECTORS, (0, 1)))

@@ -26,6 +26,8 @@ from fairpate.releases.directory import read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 LIMITS = (0.0, 0.005, 0.02, 0.05, math.inf)
 
 

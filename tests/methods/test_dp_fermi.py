@@ -42,6 +42,8 @@ from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, SeededRand
 from fairpate.privacy.accountant import PoissonGaussians, SpentError
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 BASE = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
 MODES = ["all", "sens_public_batches", "sens_secret_batches"]
 

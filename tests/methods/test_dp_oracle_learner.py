@@ -27,6 +27,8 @@ from fairpate.methods.dp_fair_learning import (
 from fairpate.methods.parity import Constraint, ParityCells
 from fairpate.nn.fit import said_labels
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 Floats = npt.NDArray[np.float64]
 X, Y, Z = records(1500, 3)
 

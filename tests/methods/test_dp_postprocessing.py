@@ -23,6 +23,8 @@ from fairpate.methods.dp_fair_learning import DpPostprocessingConfig, Postproces
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.privacy.discrete_gaussian import SeededSource
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 Floats = npt.NDArray[np.float64]
 SHARES_GYC = np.array([[[0.28, 0.07], [0.05, 0.20]], [[0.22, 0.03], [0.08, 0.07]]])
 COUNTS_GYC = 2000 * SHARES_GYC

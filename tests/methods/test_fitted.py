@@ -16,6 +16,8 @@ from fairpate.methods.base import configured, default_method, fitted, fitted_to,
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.mark.parametrize("name", list(method_names()))
 @pytest.mark.parametrize("data", ["adult", "color_digits", "utkface"])

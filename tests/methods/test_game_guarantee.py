@@ -26,6 +26,8 @@ from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 DRAWS = np.random.default_rng(0)
 CONSTRAINTS = ("equalized_odds", "equal_false_positives")
 

@@ -14,6 +14,8 @@ from fairpate.methods.dp_fair_learning import DpOracleLearnerConfig, GameRules, 
 from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 RULES = GameRules(num_rounds=100, dual_bound=2.0, learning_rate=0.2, max_gap=0.05)
 SIZES: dict[str, Any] = {
     "num_records": 1000,

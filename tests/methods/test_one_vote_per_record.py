@@ -29,6 +29,8 @@ from fairpate.releases.directory import RunDirectory, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 EMBEDDINGS = ("components", "graph")
 
 

@@ -23,6 +23,8 @@ from fairpate.methods.dp_fair_learning import (
 )
 from fairpate.methods.parity import Constraint, ParityCells, require_shares
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 X, Y, Z = records(1500, 0, num_groups=3)
 FEATURES = X.double().numpy()
 

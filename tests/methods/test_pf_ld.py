@@ -33,6 +33,8 @@ from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 CONSTRAINTS: tuple[MeanConstraint, ...] = ("demographic_parity", "equalized_odds", "accuracy_parity")
 SILENT = PfLdNoise(gradient=0.0, violation=0.0, size=0.0)
 HUGE = 1e6

@@ -34,6 +34,8 @@ from fairpate.nn.private_fit import PrivateSteps, SeededRandomness
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 NUM_CLASSES, NUM_GROUPS = 3, 2
 
 

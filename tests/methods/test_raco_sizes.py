@@ -23,6 +23,8 @@ from fairpate.nn.private_fit import PrivateSteps, SeededRandomness
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import PoissonGaussians
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 CELLS, CLASSES, RECORDS = 2, 3, 30
 
 

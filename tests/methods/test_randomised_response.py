@@ -29,6 +29,8 @@ from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import keep_probability
 from fairpate.privacy.laplace import randomise_response as respond
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 X, Y, Z = records(3000, 4)
 
 

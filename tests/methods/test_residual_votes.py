@@ -38,6 +38,11 @@ from fairpate.terminal import Reporter
 from teachers.ensemble import BlockPool
 from teachers.ray_pool import open_pool
 
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 RANDOM = np.random.default_rng(7)
 BOUND = UNITS // 2
 

@@ -36,6 +36,8 @@ from fairpate.releases.directory import RunDirectory
 from fairpate.types import IntArray
 from tests.methods.test_teacher_votes import QUIET, dataset, records
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 BALLOT = WeightedBallot(embedding=None)
 DRAWS = np.random.default_rng(0)
 POOL = BALLOT.votes(torch.from_numpy(DRAWS.normal(size=(900, 5)) * [2.0, 1.0, 0.5, 0.3, 0.1]))

@@ -34,6 +34,8 @@ from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import choose_cheap
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 X, Y, Z = records(1500, 3)
 
 

@@ -28,6 +28,8 @@ from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon
 from fairpate.run.run import train_model
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 CONFIG = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
 VARIANTS = ["as_in_paper", "post"]
 

@@ -26,7 +26,10 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("own_state"),
+]
 
 METHODS = ("record_votes", "weighted_votes")
 TABLES = {"record_votes": "votes_GKC", "weighted_votes": "sums_GCW"}

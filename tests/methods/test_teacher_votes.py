@@ -21,6 +21,8 @@ from fairpate.privacy.second_accountant import recomputed_epsilon
 from fairpate.releases.directory import RunDirectory
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 NUM_QUERIES, NUM_TEACHERS = 40, 7
 QUIET = Reporter(quiet=True)
 

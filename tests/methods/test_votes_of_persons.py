@@ -20,6 +20,8 @@ from fairpate.releases.directory import read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.fixture(scope="module")
 def visits() -> Dataset:

@@ -27,6 +27,8 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.fixture(scope="module")
 def ballot(digits: Dataset) -> WeightedBallot:

@@ -14,6 +14,8 @@ from fairpate.config import DpfrConfig, ModelConfig
 from fairpate.nn.fit import contrast, dpfr, dpfr_gradient, group_batches, hard_disparity
 from fairpate.nn.models import build_model
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 LOGITS = torch.tensor([[2.0, 0], [0, 1], [1, 0], [0, 3], [0.5, 0], [0, 0.2]], dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])
 VARIANTS = [

@@ -9,6 +9,8 @@ from fairpate.nn.fit import predict_logits, predict_probabilities
 from fairpate.nn.models import build_model, seeded_torch
 from fairpate.oriented_gradients import oriented_gradients
 
+pytestmark = pytest.mark.xdist_group("torchvision")
+
 CASES = [
     ("logistic", (7,)),
     ("bounded_logistic", (7,)),

@@ -14,6 +14,11 @@ from fairpate.nn import per_example
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import ClippedSum, GradientClipper
 
+pytestmark = [
+    pytest.mark.xdist_group("torchvision"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 BATCH = 5
 
 

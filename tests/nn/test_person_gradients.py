@@ -23,6 +23,8 @@ from fairpate.nn.per_example import CrossEntropy, GradientClipper, part_bounds
 from fairpate.nn.private_fit import PersonBatches, PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper
 from fairpate.privacy.mechanism_events import AttributeGaussians
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 CLIP_NORM = 0.3
 OWNERS = torch.tensor([0, 1, 1, 2, 2, 2, 2, 2, 3, 4, 4])
 NUM_OWNERS = 5

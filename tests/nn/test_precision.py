@@ -14,6 +14,8 @@ from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
 from student.student import PublicRecords, train_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 Precision = Literal["float32", "bfloat16"]
 
 

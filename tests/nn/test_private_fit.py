@@ -28,6 +28,11 @@ from fairpate.nn.private_fit import (
 from fairpate.privacy.accountant import PoissonGaussians, SpentError
 from tests.accelerator import NEEDS_GPU
 
+pytestmark = [
+    pytest.mark.xdist_group("torchvision"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 SETTINGS: dict[str, Any] = {
     "num_steps": 1,
     "sampling_rate": 1.0,

@@ -8,6 +8,8 @@ import pytest
 from fairpate.nn.models import prepare_torchvision
 from fairpate.types import UsageError
 
+pytestmark = pytest.mark.xdist_group("torchvision")
+
 
 @pytest.mark.slow  # in the process of other tests tests/pretrained.py imports it in the same way
 def test_torchvision_imports_in_a_fresh_process() -> None:

@@ -26,6 +26,11 @@ from fairpate.nn.models import (
 )
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
 
+pytestmark = [
+    pytest.mark.xdist_group("torchvision"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 QUICK_AND_SLOW = [pytest.param(name, marks=() if name == "resnet18" else pytest.mark.slow) for name in BACKBONES]
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 

@@ -32,6 +32,8 @@ from fairpate.privacy.audit import (
 )
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def all_guessed(num_canaries: int, num_correct: int) -> Guesses:
     return Guesses(num_canaries=num_canaries, num_guesses=num_canaries, num_correct=num_correct)

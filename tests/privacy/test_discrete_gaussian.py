@@ -27,6 +27,8 @@ from fairpate.privacy.discrete_gaussian import (
     sample_discrete_gaussian,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def has_stddev(samples: list[int], stddev: float) -> bool:
     """Whether the sum of squares is what noise of this scale gives, but for a chance of one in a million."""

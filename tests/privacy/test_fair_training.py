@@ -33,6 +33,8 @@ from fairpate.privacy.mechanism_events import (
     joint_multiplier,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def both(count: int = 1, noise: float = 1.0, scale: float = 1.0, rate: float = 0.1) -> PoissonGaussianLaplaces:
     return PoissonGaussianLaplaces(

@@ -15,6 +15,8 @@ from numpy.testing import assert_allclose
 
 from fairpate.privacy import gnmax
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 Histogram = tuple[int, ...]
 
 

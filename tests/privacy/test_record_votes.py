@@ -23,6 +23,8 @@ from fairpate.privacy.mechanism_events import (
     two_counts_move,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 FloatArray = npt.NDArray[np.float64]
 EPSILONS = (0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
 REACH = 14  # noise beyond it has no mass to speak of, for the small deviations used here

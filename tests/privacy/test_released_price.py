@@ -23,6 +23,8 @@ from fairpate.privacy.mechanism_events import (
 )
 from fairpate.types import MechanismParameters
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 RELEASE = SmoothRelease(order=3.0, beta=0.05, noise_stddev=4.0, scale_noise_stddev=10.0)
 MECHANISM: dict[str, Any] = {"threshold": 60.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 20.0}
 

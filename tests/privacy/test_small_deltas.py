@@ -34,6 +34,8 @@ from fairpate.privacy.mechanism_events import (
     VoteTables,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 SMALL = (1e-3, 1e-6, 1e-9, 1e-12, 1e-14)
 ORACLE = 1e-7  # what the integral leaves out, as a share
 

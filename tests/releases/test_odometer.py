@@ -44,6 +44,8 @@ from fairpate.releases.meter import LedgerMeter
 from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, spent_since, state_folder
 from fairpate.run.compare import count_cell
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 TERMS = dataclasses.replace(
     ledger_terms.TERMS,
     mechanism=ConfidentGnmax(threshold=30, threshold_stddev_votes=100, noise_stddev_votes=60),

@@ -11,8 +11,6 @@ import pytest
 from fairpate.pages import delta_text, epsilon_text, number, percent, place, scale_end
 from fairpate.report import run_page
 
-pytestmark = pytest.mark.usefixtures("with_drawings")
-
 
 def blocks(drawing: str, color: str) -> list[tuple[float, float]]:
     """From where to where every block of this colour reaches up."""

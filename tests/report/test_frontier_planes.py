@@ -30,6 +30,8 @@ from fairpate.report.figures import (
 from fairpate.report.frontier import points_of
 from fairpate.report.frontier_page import FrontierReport
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 
 def points(*runs):
     """A configuration each: (method, epsilon, what else)."""

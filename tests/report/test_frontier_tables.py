@@ -12,6 +12,8 @@ from fairpate.fairness.rates import NAMES
 from fairpate.report.frontier import baselines, dominance, points_of
 from fairpate.report.frontier_page import baseline_words, choices, left_out_words
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 
 @pytest.fixture
 def shown():

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from run_records import run_record
 
 from fairpate.report.frontier import points_of
 from fairpate.report.frontier_page import findings
+
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
 
 CONSTANT = ("predicts 'no' for every record",)
 

@@ -10,6 +10,8 @@ from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import RunStatement
 from fairpate.report.run_page import treated
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 LOST = "the model is right about 80.0 % of men, always predicting 'no' about 90.0 %"
 
 

@@ -27,6 +27,8 @@ from fairpate.report.records import (
 from fairpate.report.run_page import Card, CardData, CardModel, IntendedUse, card_page, private_report, public_report
 from fairpate.types import GateRule, MechanismParameters
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 HOSTILE = [
     "<script>alert(1)</script>",
     "\"><img src='//example.org/x' onerror='alert(1)'> & ' \" ` &lt;b&gt; &amp;",
@@ -200,11 +202,10 @@ PAGES = {
 
 
 @pytest.fixture(scope="module", params=PAGES)
-def page(request, drawings):
+def page(request):
     """A page as a function of the name that everything has on it, and how it is with a harmless one."""
     make = PAGES[request.param]
-    with drawings():
-        yield make, Parsed(make("plain"))
+    return make, Parsed(make("plain"))
 
 
 @pytest.mark.parametrize(

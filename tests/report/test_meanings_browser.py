@@ -8,7 +8,6 @@ from test_hostile_names import card, operators, report
 
 from fairpate.report.run_page import public_report
 
-pytestmark = pytest.mark.usefixtures("with_drawings")
 PAGES = {
     "card": lambda: card("a name"),
     "report": lambda: public_report(report("a name", votes=True)),

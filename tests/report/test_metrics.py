@@ -13,6 +13,8 @@ import pytest
 from fairpate.fairness.rates import GroupCell
 from fairpate.report.metrics import Evaluation, describe_cell, evaluate
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 LABELS = [0, 1, 0, 1, 1, 1, 0, 0]
 GROUPS = [0, 0, 0, 1, 1, 1, 1, 1]
 PREDICTED = [0, 1, 1, 1, -1, 1, 0, -1]

@@ -7,6 +7,8 @@ import pytest
 
 from fairpate.pages import compared_costs
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 
 @pytest.mark.parametrize(
     ("costs", "voted", "words"),

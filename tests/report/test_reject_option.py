@@ -13,6 +13,8 @@ from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.report.metrics import RejectOptionSpread, evaluate, reject_option_spread, resampled_reject_option
 from fairpate.types import GateRule
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 STREAM = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 1), (0, 0), (1, 1), (1, 0), (0, 0), (0, 1), (1, 1), (1, 1)]
 RULE = GateRule(max_disparity=0.11, min_count=2)
 

@@ -17,8 +17,9 @@ from fairpate.report.records import PrivateReport, PublicReport, RunStatement
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import REMARKS, GateRule
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
 
-@pytest.mark.usefixtures("with_drawings")
+
 @pytest.mark.parametrize("kind", PAGES)
 def test_a_page_is_one_well_formed_file_that_fetches_and_runs_nothing(kind: str) -> None:
     html = PAGES[kind]()
@@ -30,7 +31,6 @@ def test_a_page_is_one_well_formed_file_that_fetches_and_runs_nothing(kind: str)
     assert not re.search(r"url\((?!#)|@import|https?:", html)
 
 
-@pytest.mark.usefixtures("with_drawings")
 @pytest.mark.parametrize("kind", PAGES)
 def test_every_drawing_is_xml_with_a_name_and_finite_coordinates(kind: str) -> None:
     drawings = re.findall(r"<svg.*?</svg>", PAGES[kind](), flags=re.DOTALL)
@@ -42,7 +42,6 @@ def test_every_drawing_is_xml_with_a_name_and_finite_coordinates(kind: str) -> N
         assert not any(re.search(r"\b(nan|inf)\b", value) for value in numbers)
 
 
-@pytest.mark.usefixtures("with_drawings")
 @pytest.mark.parametrize("kind", PAGES)
 def test_names_from_outside_are_escaped(kind: str) -> None:
     hostile = '<script>alert(1)</script> & "co"'
@@ -92,7 +91,6 @@ def test_a_run_without_votes_tells_its_training_and_no_queries() -> None:
     assert "seed" not in bare
 
 
-@pytest.mark.usefixtures("with_drawings")
 def test_every_submitted_query_counts_in_the_guarantee_and_in_the_chart() -> None:
     words = Page(public_report(published())).words
     for expected in (

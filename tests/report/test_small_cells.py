@@ -28,6 +28,8 @@ from fairpate.report.run_page import answered_words
 from fairpate.run.private_metrics import assess
 from fairpate.types import GateRule
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 LEAST = 10
 FEWEST = 4
 GROUPS = ("women", "men", "children")

@@ -16,6 +16,8 @@ from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, eva
 from fairpate.report.records import RunStatement, fair_words
 from fairpate.types import FOUR_FIFTHS, FairRule
 
+pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
+
 NB = "\u00a0"
 GUARANTEE = replace(report_pages.GUARANTEE, epsilon=1.0, accounting="pld", events=["one table"])
 

@@ -32,7 +32,7 @@ IDP3 = "student.idp3={max_disparity: 0.1, min_count: 10}"
 
 @pytest.fixture(scope="session", autouse=True)
 def _commands_are_built_once():
-    """Typer builds all commands anew for each that is given, which a process does once."""
+    """Typer builds all commands anew for each that is given, which a process does once; tests give hundreds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
@@ -58,9 +58,9 @@ def small_config():
 
 
 @pytest.fixture(scope="session")
-def made_once(small_config, shared, drawings):
+def made_once(small_config, shared, light):
     """One run of FairPATE with a reject option, which `finished` copies; its pages hold their charts."""
-    with shared("finished") as root, drawings():
+    with shared("finished") as root, light():
         config = small_config(root / "run", IDP3)
         made = root / "made"
         if not made.exists():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from browser import barriers, needs_axe
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @needs_axe
 @pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])

@@ -17,6 +17,8 @@ from fairpate.config import fair_rule
 from fairpate.run.assess import AssessedPredictions, assess_predictions
 from fairpate.types import UsageError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def applicants(number: int = 3000, seed: int = 0) -> pd.DataFrame:
     """Applicants of two sexes and four races, the last of them rare; women are hired less often."""

@@ -27,6 +27,8 @@ from fairpate.terminal import Reporter
 from fairpate.types import REMARKS
 from teachers.ensemble import assign_teachers, shard_key
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 REFUSING = (
     ["method=f_ld"],
     ["method=covariance_constraint"],

@@ -32,7 +32,8 @@ from fairpate.run.audit import CANARIES, Claimed, Drawn, Seen, Shadows
 from fairpate.run.run import run_method
 from fairpate.types import PrivacyStatement
 
-pytestmark = pytest.mark.timeout(900)  # so that this long file is among the first to start
+# A timeout, so that this long file is among the first to start.
+pytestmark = [pytest.mark.usefixtures("light_runs"), pytest.mark.timeout(900)]
 TEACHERS = {"num_teachers": 400, "model": {"name": "logistic"}, "fit": {"epochs": 1}}
 ROUNDS = {"curvature": "public", "embedding": {"num_components": 100}}
 # At epsilon 1, one of several noises is a small part of all.

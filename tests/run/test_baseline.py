@@ -13,6 +13,8 @@ from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run import baseline
 from fairpate.run.baseline import _predictions, without_privacy
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def split(x, y) -> Split:
     ids = tuple(map(str, range(len(y))))

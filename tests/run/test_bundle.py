@@ -27,6 +27,8 @@ from fairpate.run.publication import card_of, card_values, write_card
 from fairpate.run.run import run_method
 from fairpate.types import heard_by
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 SHOWN = "evaluation.least_cell=1"  # every table of counts
 DP_SGD = {
     "student": {"model": {"name": "mlp", "hidden": [16]}},

@@ -32,6 +32,8 @@ from fairpate.run.statement import size_remarks
 from fairpate.terminal import Reporter
 from fairpate.types import TELLS_SIZE, FairRule
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 SMALL: dict[str, Any] = {
     "target": {"accounting": "rdp"},
     "evaluation": {"least_cell": 1},  # of ten classes: nearly every cell is small

@@ -23,6 +23,8 @@ from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import Odometer
 from fairpate.types import UsageError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from fairpate.config import ALLOWED
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 RAN = "import pathlib; pathlib.Path('ran').touch()\n"
 
 

@@ -13,6 +13,11 @@ from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.methods.base import Method, config_digest, method_names, resolved
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 
+pytestmark = [
+    pytest.mark.xdist_group("torchvision"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 EXAMPLES = Path(__file__).parents[2] / "fairpate" / "examples"
 SWEEPS = sorted(

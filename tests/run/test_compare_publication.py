@@ -19,7 +19,11 @@ from fairpate.run.sweep import Cell, read_rows
 from fairpate.types import VoteBatch
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
-pytestmark = pytest.mark.usefixtures("ray_session")
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("ray_session"),
+]
 
 
 @pytest.fixture

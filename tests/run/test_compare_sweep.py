@@ -30,7 +30,11 @@ from fairpate.types import VoteBatch, strict
 from teachers.ensemble import PoolError
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
-pytestmark = pytest.mark.usefixtures("ray_session")
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("ray_session"),
+]
 SF_PATE = {"sf_pate": COLOUR_UNSEEN}
 
 

@@ -13,6 +13,8 @@ from pydantic import BaseModel
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.methods.base import all_methods, configured
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 HUGE, INTEGER, SEED = 1e12, 2**31 - 1, 2**63 - 1
 # What each range leaves out: numbers just beyond its ends. By field, or by section and field where names are shared.
 AT_LEAST_0 = [-1e-9, 2 * HUGE]

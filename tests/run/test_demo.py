@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from fairpate.cli.base import EXAMPLES
 from fairpate.methods.base import default_method
@@ -12,6 +13,8 @@ from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import Guarantee, RunStatement
 from fairpate.run.compare import claims_in_words
 from fairpate.run.sweep import cells_of, load_sweep
+
+pytestmark = pytest.mark.usefixtures("light_runs")
 
 NB = "\u00a0"
 GUARANTEE = Guarantee(

@@ -18,6 +18,8 @@ from fairpate.releases.directory import RunDirectory, RunDirectoryError
 from fairpate.run.bundle import FORMS, DossierError, dossier_lines, dossier_values, make_dossier, verify_dossier
 from fairpate.sites.plan import key_text, new_key
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ENUMERATED = ("deployment.basic.data_product_type", "deployment.dp_variant.variant_name")
 OTHER = {
     "unit": "household",

@@ -13,6 +13,8 @@ from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.run.run import run_method
 from fairpate.types import Budget, GateRule
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 MECHANISM = ConfidentGnmax(threshold=20, threshold_stddev_votes=40, noise_stddev_votes=25)
 
 

@@ -26,6 +26,8 @@ from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 CALIBRATION = "public_data.calibration={weight: 3}"
 PRIVATE = {"release.json", "without_privacy.json"}
 ONE_OF_EACH_KIND = ("dp_sgd", "fairpate", "weighted_votes", "f_ld")

@@ -10,6 +10,8 @@ import pytest
 from fairpate import __version__
 from fairpate.cli.base import EXAMPLE_FILES, EXAMPLES
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ROOT = Path(__file__).parents[2]
 
 

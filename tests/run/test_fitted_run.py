@@ -10,6 +10,8 @@ from fairpate.data.embedding import Embedding
 from student.card import StudentFileError
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 QUICK = ("--set", "noise=seeded", "--set", "data.embedding={graph_share: 0, num_components: 20}")
 BY_CURVES = ("--set", "target.accounting=rdp")
 

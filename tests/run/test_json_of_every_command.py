@@ -16,6 +16,8 @@ from fairpate.cli.base import Commands
 from fairpate.pages import percent
 from fairpate.terminal import Output, show, speaking
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 DECLARATION = """
 name: clinic
 task: comes back

@@ -19,6 +19,8 @@ from fairpate.releases.directory import RunDirectory, read_labels
 from fairpate.run import serve
 from fairpate.run.serve import back_up_run, last_backup_s, restore
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.fixture
 def copied(finished, tmp_path):

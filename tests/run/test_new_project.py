@@ -18,6 +18,8 @@ from fairpate.data.declaration import read_declaration
 from fairpate.methods.base import configured
 from fairpate.releases.odometer import Odometer
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 FILES = {
     *("README.md", "settings.yaml", "data.yaml", "test_project.py", ".gitignore"),
     *("example_private.csv", "example_public.csv", "example_test.csv"),

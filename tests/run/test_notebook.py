@@ -21,6 +21,8 @@ from fairpate.run.folder import open_run_directory
 from fairpate.run.sweep import SweepFolder, write_rows
 from fairpate.types import RunRecord
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 

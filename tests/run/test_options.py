@@ -12,6 +12,8 @@ from fairpate import cli
 from fairpate.cli.base import Commands, Mode, Sets, in_modes
 from fairpate.types import UsageError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 Function = Any
 
 

@@ -11,6 +11,8 @@ import pytest
 from fairpate.methods.base import ExpectedVotes
 from fairpate.run.forecast import Majority, too_little_to_learn
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 DECLARATION = """
 name: clinic
 files: {private: private.csv, public: public.csv, test: test.csv}

@@ -21,6 +21,8 @@ from fairpate.pages import delta_caution
 from fairpate.releases.odometer import Odometer
 from fairpate.types import REMARKS
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 HEADER = "id;patient;age;weight;ward;sex;note;again"
 PUBLIC = [
     f"{i};p{i // 2};{20 + i % 39};{'' if i % 4 == 0 else 50.5 + i};{'CAB'[i % 3]};{'FM'[i % 2]};text {i}"

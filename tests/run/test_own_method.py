@@ -11,6 +11,8 @@ from fairpate.methods import base
 from fairpate.releases.directory import read_statement
 from fairpate.run.folder import open_run_directory
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 NAME = "own_method:ClassMeans"
 EXAMPLES = Path(__file__).parents[2] / "fairpate" / "examples"
 

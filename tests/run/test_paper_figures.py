@@ -15,6 +15,8 @@ from fairpate.run.compare import write_figures
 from fairpate.run.sweep import write_rows
 from fairpate.types import RunRecord, UsageError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def row(method, epsilon, seed, **changes):
     config = {"method": method, "target": {"epsilon": epsilon}, "noise": "seeded"}

@@ -24,6 +24,8 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import REMARKS
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 SMALL: dict[str, Any] = {
     "noise": "seeded",
     "target": {"epsilon": 40},

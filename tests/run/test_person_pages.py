@@ -19,7 +19,10 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import REMARKS, TELLS_SIZE
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("own_state"),
+]
 
 VALUES: dict[str, Any] = {
     "target": {"epsilon": 4, "accounting": "rdp"},

@@ -8,6 +8,8 @@ from fairpate.methods.base import config_digest
 from fairpate.releases.directory import RunDirectoryError
 from fairpate.run.folder import create_run_directory
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_runs_share_the_teachers_of_a_storage(small_config, tmp_path):
     shared = f"storage={tmp_path / 'shared'}"

@@ -24,6 +24,8 @@ from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 from fairpate.types import UsageError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_the_right_class_wins_as_often_as_in_a_simulation() -> None:
     generator = np.random.default_rng(0)

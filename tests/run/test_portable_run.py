@@ -26,7 +26,11 @@ from fairpate.run import publication
 from student.student import load_student
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.usefixtures("with_graphs")
+pytestmark = [
+    pytest.mark.xdist_group("graphs"),
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("with_graphs"),
+]
 DECLARATION = """
 name: visits
 task: comes again

@@ -19,6 +19,8 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 METHODS = ("dp_postprocessing", "dp_oracle_learner", "randomised_response")
 SMALL: dict[str, Any] = {
     "noise": "seeded",

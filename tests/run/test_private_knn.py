@@ -39,6 +39,11 @@ from fairpate.types import TELLS_SIZE, IntArray
 from student.student import load_student
 from teachers.ray_pool import LocalNeighbourhood, Nearest, Sampler, blocks_of, merged
 
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 SMALL: dict[str, Any] = {
     "noise": "seeded",
     "target": {"epsilon": None},

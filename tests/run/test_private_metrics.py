@@ -45,7 +45,10 @@ from fairpate.types import REMARKS, GateRule
 from student.card import StudentCard
 from student.student import Student, load_student
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("own_state"),
+]
 
 DECLARED: dict[str, Any] = {
     "name": "clinic",

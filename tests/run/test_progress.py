@@ -22,6 +22,8 @@ from fairpate.data import tables
 from fairpate.terminal import Pace, Reporter, duration, speaking, waiting
 from fairpate.types import heard_by, tell
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 

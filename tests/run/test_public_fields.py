@@ -31,6 +31,8 @@ from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of, open_sweep_folder, write_rows
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 GROUPS = {"name", "num_records", "num_answered", "coverage", "accuracy"}
 GAP = {"value", "low", "high", "level", "n_undefined", "min_cell_size", "where", "left_out"}
 EVALUATION = {

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from fairpate.config import EmbeddingConfig
@@ -10,6 +11,8 @@ from fairpate.data.features import embedded
 from fairpate.methods.base import configured
 from fairpate.releases.directory import RunDirectory
 from fairpate.run.serve import public_words
+
+pytestmark = pytest.mark.usefixtures("light_runs")
 
 
 def test_a_record_has_its_own_features_beside_the_coordinates_that_voters_see():

@@ -14,6 +14,8 @@ from fairpate.report.frontier import Row
 from fairpate.run.sweep import RecordsTableError, publishable, read_rows, read_table, write_rows
 from fairpate.types import RunRecord
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def measured(**changes: object) -> Row:
     record = RunRecord(

@@ -12,6 +12,8 @@ from aggregator.ledger import Ledger
 from aggregator.service.auth import TokenBook
 from fairpate.run.serve import back_up_run
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.fixture
 def run(finished, tmp_path, monkeypatch):

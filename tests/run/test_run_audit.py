@@ -35,6 +35,8 @@ from fairpate.run.run import run_method
 from fairpate.types import GateRule
 from teachers.ray_pool import LocalNeighbourhood, Sampler, blocks_of, label_counts
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 WIDTH = 40
 LINEAR = {"student": {"model": {"name": "logistic"}}}
 KINDS: dict[str, tuple[dict[str, Any], int]] = {

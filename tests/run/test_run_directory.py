@@ -22,6 +22,8 @@ from fairpate.run import folder as rundir
 from fairpate.run.folder import create_run_directory, finished_run, open_run_directory
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_the_run_directory_holds_what_it_promises(finished):
     folder, _config = finished

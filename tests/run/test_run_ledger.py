@@ -25,6 +25,8 @@ from fairpate.run.publication import write_card
 from fairpate.types import REMARKS
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_what_was_spent_is_the_price_of_the_votes_the_ledger_holds(finished):
     folder, config = finished

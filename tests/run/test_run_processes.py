@@ -18,6 +18,11 @@ from fairpate.cli.base import EXAMPLES
 from fairpate.config import RayConfig
 from student.student import load_student
 
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 DIVIDED = """
 import json, os, sys
 import fairpate.run.run, sklearn.linear_model, teachers.ray_pool, teachers.teacher

@@ -14,6 +14,8 @@ from fairpate.methods.pate import choose_queries
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.releases.directory import read_statement
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):
     with pytest.raises(ConfigError, match=r"num_queries: expected at most 300, the number of .* got 400"):

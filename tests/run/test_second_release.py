@@ -13,6 +13,8 @@ from fairpate.releases.directory import RunDirectoryError, read_statement
 from fairpate.releases.log import read_receipt
 from fairpate.releases.odometer import LimitReachedError, Odometer
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_models_on_one_data_set_are_one_sum_and_older_ones_are_counted_too(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))

@@ -41,7 +41,10 @@ from fairpate.run.run import run_method
 from student.card import StudentCard
 from student.student import Student
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("own_state"),
+]
 
 DECLARATION = """
 name: clinic

@@ -32,7 +32,10 @@ from fairpate.run.choice import TrialsError, plan_trials, select_by_trials
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("own_state"),
+]
 
 assert DECLARATION
 

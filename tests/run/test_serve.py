@@ -38,6 +38,11 @@ from fairpate.terminal import Output, Reporter
 from teachers.ensemble import BlockPool, collect_votes
 from teachers.ray_pool import BESIDE_WORK, ServingTeachers, VoterWatch
 
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 
 @pytest.fixture(scope="module")
 def finished(small_config, tmp_path_factory, ray_session):

@@ -19,6 +19,8 @@ from fairpate.run.run import run_method
 from fairpate.terminal import MODULES, Reporter
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 PLAIN_INSTALL = """
 import sys
 

@@ -23,6 +23,8 @@ from fairpate.releases.log import ReleaseLog, read_receipt
 from fairpate.releases.odometer import LimitReachedError, Odometer, _rows
 from fairpate.run.run import run_method, train_model
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 EPSILONS = (0.3, 0.5)
 drawn: list[str] = []
 

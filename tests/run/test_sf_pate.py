@@ -32,6 +32,8 @@ from fairpate.terminal import Reporter
 from fairpate.types import LabelledSet, Unit, VoteBatch
 from teachers.ensemble import rows_of_teachers
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 SMALL = [
     "method=sf_pate",
     "data.options={colour_as_feature: false}",

@@ -26,6 +26,8 @@ from fairpate.terminal import Reporter
 from fairpate.types import VoteBatch
 from teachers.ensemble import BlockPool
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 QUIET = Reporter(quiet=True)
 NUM_ROWS, NUM_TEACHERS = 60, 4
 SEXES = ("Male", "Female")

@@ -22,7 +22,11 @@ from fairpate.run.run import run_method
 from fairpate.run.sweep import SweepFolder, cells_of
 from fairpate.terminal import Reporter
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("own_state"),
+]
 
 GATE = {"max_disparity": 0.02, "min_count": 5}
 SETTINGS: dict[str, Any] = {

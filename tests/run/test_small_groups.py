@@ -19,6 +19,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "papers"))
 
 import results
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 CHILDREN = 4
 DECLARATION = """
 name: clinic

@@ -36,6 +36,8 @@ from student.student import load_student
 from teachers.ensemble import BlockPool, collect_votes
 from tests.run.small_runs import QUIET, copied, open_terms, read_json
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 KINDS = ["ConfidentGnmaxQueries", "VoteSums"]
 
 

@@ -11,6 +11,8 @@ from fairpate.report.frontier import Row, points_of
 from fairpate.run.sweep import write_rows
 from fairpate.types import REMARKS, RunRecord
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def row(
     method,

@@ -32,7 +32,7 @@ for words in commands:
     told = [ended(words), *(name for name in LIBRARIES if name in sys.modules)]
     print(json.dumps(told), file=report, flush=True)
 """
-pytestmark = pytest.mark.slow  # a process that runs all these commands
+pytestmark = [pytest.mark.usefixtures("light_runs"), pytest.mark.slow]  # a process that runs all these commands
 PRICES = {"scipy.stats"}
 RUNS = {  # one process runs them in this order, so each may find what those before it imported
     "--help": set(),

@@ -19,6 +19,8 @@ from fairpate.run.run import aggregate
 from fairpate.run.serve import _run_with_votes, back_up_run, open_backend, restore
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 NOISE = "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}"
 
 

@@ -14,6 +14,8 @@ from aggregator.client import describe
 from aggregator.service.api import Reply
 from fairpate.terminal import facts, fail, listing, terminal
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 HOSTILE = "digit\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08"
 OBEYED = set("\x1b\x07\x08\x9b\r\u202e")
 

@@ -9,6 +9,8 @@ from aggregator.ledger import Ledger, OwnLimit
 from aggregator.service.auth import LiveTokens, TokenBook, read_store, token_digest
 from fairpate.releases.directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 @pytest.fixture
 def run(tmp_path):

@@ -24,6 +24,8 @@ from fairpate.run.serve import serve_aggregator
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 QUIET = Reporter(quiet=True)
 SETTINGS = [
     "method=dp_sgd",

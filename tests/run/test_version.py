@@ -13,6 +13,8 @@ import torch
 from fairpate import __version__
 from fairpate.terminal import MODULES
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ROOT = Path(__file__).parents[2]
 
 

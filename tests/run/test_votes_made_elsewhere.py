@@ -29,6 +29,11 @@ from fairpate.run.serve import _run_with_votes, open_backend
 from fairpate.terminal import Reporter
 from student.student import load_student
 
+pytestmark = [
+    pytest.mark.xdist_group("graphs"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 SITES, RECORDS = 12, 40
 CLASSES = ("no", "yes")
 

@@ -20,6 +20,11 @@ from safetensors import safe_open
 from fairpate import cli
 from student.student import load_student
 
+pytestmark = [
+    pytest.mark.xdist_group("torchvision"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 RACES = 5
 Command = Callable[..., tuple[int, str]]
 

@@ -29,6 +29,11 @@ from fairpate.terminal import Reporter
 from student.server import student_in_one_process
 from student.student import load_student
 
+pytestmark = [
+    pytest.mark.xdist_group("graphs"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 DECLARATION = """
 name: clinic
 files: {private: private.csv, test: test.csv}

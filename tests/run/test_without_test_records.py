@@ -10,6 +10,8 @@ import pytest
 from fairpate.releases.directory import read_json
 from fairpate.run.folder import open_run_directory
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 DECLARATION = """
 name: clinic
 files: {private: private.csv, public: public.csv}

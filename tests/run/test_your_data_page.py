@@ -12,6 +12,8 @@ import pytest
 from fairpate.releases.directory import read_json, read_statement
 from fairpate.run.folder import open_run_directory
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 PAGE = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    fairpate ")]
 DECLARATION, PROGRAM = (re.search(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)[1] for kind in ("yaml", "python"))

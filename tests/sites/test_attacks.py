@@ -33,6 +33,8 @@ from fairpate.sites.site import CoordinatorClient, CoordinatorError, Messenger, 
 from student.card import StudentCard
 from student.student import Student, build_network, save_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def test_a_site_signs_one_list_of_survivors() -> None:
     parties = Parties(draw_of(5, may_vanish=1))

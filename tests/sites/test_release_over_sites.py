@@ -43,6 +43,8 @@ from fairpate.types import DataSettingsError
 from teachers import ensemble, ray_pool
 from teachers.ensemble import BlockPool
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 GATE = "{max_disparity: 0.3, min_count: 10}"
 QUIET = Reporter(quiet=True)
 TEACHERS = (

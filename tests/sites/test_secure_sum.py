@@ -18,6 +18,8 @@ from fairpate.sites import secure_sum
 from fairpate.sites.plan import PlanError, key_text, new_key, read_key, read_roster
 from fairpate.sites.secure_sum import ENDED, Coordinator, PublicKeys, Site, SumError
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def noise_of(parties: Parties, place: int) -> Any:
     source, draw = SeededSource(place), parties.draw

@@ -23,6 +23,8 @@ from fairpate.data.registry import load_at_site
 from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.sites.simulate import deal, simulate, site_folders
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 
 def source(folder: Path, *, person: bool = False, **settings: Any) -> DataConfig:
     """A declaration whose records are in one file."""

@@ -24,6 +24,8 @@ from fairpate.releases.arrays import read_release
 from fairpate.releases.directory import RunDirectory, read_statement
 from fairpate.releases.log import read_receipt
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 NAMES = ("north", "south")
 PARTS = (range(700), range(700, 1500))
 

@@ -23,7 +23,11 @@ from fairpate.types import GateRule
 from student.card import StudentCard
 from student.student import PortableError, Student, missing_packages, portable
 
-pytestmark = pytest.mark.usefixtures("quick_graphs")
+pytestmark = [
+    pytest.mark.xdist_group("torchvision"),
+    pytest.mark.usefixtures("light_runs"),
+    pytest.mark.usefixtures("quick_graphs"),
+]
 TABLE, PICTURES = (6,), (3, 32, 32)
 MODELS = [
     ("logistic", TABLE),

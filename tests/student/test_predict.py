@@ -15,6 +15,8 @@ from fairpate.types import GateRule
 from student.card import StudentCard, StudentFileError
 from student.student import Student, build_network, load_student, save_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 RULE = GateRule(max_disparity=0.05, min_count=4)
 
 

@@ -27,6 +27,11 @@ from student.server import (
 )
 from student.student import save_student
 
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 RULE = GateRule(max_disparity=0.05, min_count=10)
 
 

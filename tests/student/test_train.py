@@ -11,6 +11,8 @@ from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
 from student.student import PublicRecords, train_student
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 MLP = ModelConfig(name="mlp", hidden=(32,))
 FIT = FitConfig(epochs=60, batch_size=16, learning_rate=0.01)
 

@@ -21,6 +21,8 @@ from fairpate.config import RayConfig
 from teachers.ensemble import PoolError
 from teachers.ray_pool import _session_folder, head_watched, start_ray
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 LIMIT_S = 20.0
 
 

@@ -20,6 +20,11 @@ from teachers.teacher import (
 )
 from tests.accelerator import DEVICES, NEEDS_GPU
 
+pytestmark = [
+    pytest.mark.xdist_group("torchvision"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 RAGGED = (37, 0, 64, 5, 33, 1)
 
 

@@ -26,6 +26,8 @@ from teachers.ensemble import (
     train_ensemble,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 CONFIG = TeachersTraining(
     num_teachers=7, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=3, learning_rate=0.1), block_size=2
 )

@@ -18,6 +18,8 @@ from teachers.ensemble import predict_votes
 from teachers.teacher import Shard, StackedWeights, TeacherSpec, train_teachers
 from tests.accelerator import DEVICES, NEEDS_GPU
 
+pytestmark = pytest.mark.xdist_group("torchvision")
+
 SIZES = (37, 0, 64, 5, 33, 1, 16, 17, 40)
 TOUCHED = 2  # the largest shard, which was the first of its stack when stacks were sorted by size
 TABLE, PICTURES = (6,), (2, 8, 8)

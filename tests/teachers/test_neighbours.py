@@ -29,6 +29,8 @@ from teachers.ray_pool import (
     merged,
 )
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 KEY = bytes(32)
 Record = tuple[tuple[int, ...], int, str]  # coordinates, label, name
 

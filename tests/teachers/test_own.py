@@ -20,6 +20,8 @@ from teachers.ensemble import assign_teachers, shard_key
 from teachers.own import OwnTeacherError, _determined_by, ask_own_teachers
 from teachers.ray_pool import open_pool
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 TEACHERS, CLASSES = 6, 3
 QUERIES = torch.randn(40, 4, generator=torch.Generator().manual_seed(9))
 

@@ -19,6 +19,11 @@ from fairpate.nn.models import build_model
 from teachers.ensemble import collect_votes, load_block, predict_votes, train_ensemble
 from teachers.teacher import Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
 
+pytestmark = [
+    pytest.mark.xdist_group("torchvision"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 SIDE, CLASSES = 32, 3
 
 

@@ -20,6 +20,11 @@ from fairpate.types import UserError
 from teachers.ensemble import BlockPool, PoolError, collect_votes, train_ensemble
 from teachers.ray_pool import RayPool, number_of_actors
 
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("light_runs"),
+]
+
 # An actor takes seconds to start. The two of the module stay until its end, and leave a CPU to others.
 ONE_ACTOR = RayConfig(num_actors=1, num_cpus=0.1)
 
