@@ -368,7 +368,11 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files come first, as one at the end would run alone: those of the cluster and of Ray, those with a
     timeout of their own, those of sites, which wait, and those with campaigns."""
-    config.stash[_OF_RAY] = {item.path for item in items if "ray_session" in getattr(item, "fixturenames", ())}
+    of_ray = [item for item in items if "ray_session" in getattr(item, "fixturenames", ())]
+    for item in of_ray:
+        if [mark.args for mark in item.iter_markers("xdist_group")] != [("ray",)]:
+            raise pytest.UsageError(f"{item.path}: asks for Ray; mark the file with xdist_group('ray').")
+    config.stash[_OF_RAY] = {item.path for item in of_ray}
     timed, slow = ({item.path for item in items if item.get_closest_marker(name)} for name in ("timeout", "slow"))
     items.sort(
         key=lambda item: (

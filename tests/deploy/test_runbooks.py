@@ -42,7 +42,12 @@ def made(tmp_path_factory):
     command = [sys.executable, "-m", "fairpate", "run", "--method", "fairpate", "--out", str(folder / "run"), *options]
     state = {**os.environ, "FAIRPATE_STATE": str(folder / "state")}
     subprocess.run(command, env=state, check=True, capture_output=True, cwd=folder)  # noqa: S603 - our own program
+    # Compiled by root: the service's user may not write beside modules, and each of its commands would compile them.
+    subprocess.run([sys.executable, "-c", f"import {COMPILED}"], check=True)  # noqa: S603 - the same
     return {folder / "run": "/srv/fairpate/RUN", folder / "state": "/var/lib/fairpate/state"}
+
+
+COMPILED = "aggregator.client, aggregator.service.server, fairpate.cli.services, fairpate.run.publication"
 
 
 def replaced(text):
@@ -118,9 +123,12 @@ with Ledger(place.ledger, terms, create=False, anchor=place.anchor) as ledger:
 @pytest.mark.timeout(1800)
 def test_every_command_of_the_page_does_what_it_says_beside_a_running_service(tmp_path, made):
     everything = own_machine.commands_of(replaced(PAGE))
-    lines = []
-    for line in everything:
+    lines, last = [], {line: number for number, line in enumerate(everything)}
+    for number, line in enumerate(everything):
         if line.startswith(NOT_HERE) or line in ("fairpate",):
+            continue
+        # What the page says twice and changes nothing is typed once, at the end.
+        if line.startswith(("curl", "systemctl restart", "fairpate ledger verify")) and last[line] != number:
             continue
         lines.append(line)
         if line.startswith("cp deploy/fairpate"):
