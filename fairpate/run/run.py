@@ -46,6 +46,7 @@ from fairpate.releases.directory import (
 )
 from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import Odometer, RunCharge, charge_values
+from fairpate.report.metrics import Evaluation
 from fairpate.run import folder as folders
 from fairpate.run.baseline import without_privacy
 from fairpate.run.checks import check_data, check_model_files
@@ -53,12 +54,12 @@ from fairpate.run.folder import as_trained, create_run_directory, record_data
 from fairpate.run.forecast import cautions, known_beforehand, unheard
 from fairpate.run.model import initial_model, post_process, student_card, with_pinned_weights
 from fairpate.run.opened import OpenRun
-from fairpate.run.private_metrics import assess, assess_privately, table_event
+from fairpate.run.private_metrics import Assessment, assess, assess_privately, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.spending import announce_delta, announce_spending, planned_cost
 from fairpate.run.statement import public_units, state_release, with_lost_tables
 from fairpate.terminal import Reporter
-from fairpate.types import Relation, strict
+from fairpate.types import PrivacyStatement, Relation, strict
 from student.student import Student, save_student
 
 # Makes the noisy sum over several sites from which a run draws its release.
@@ -419,22 +420,54 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Released
     return student, labels
 
 
+def _measured(opened: OpenRun, student: Student, statement: PrivacyStatement) -> Assessment:
+    """Return the metrics of the published model, which a table of test records was charged for if they are private."""
+    config, dataset = opened.config, opened.dataset
+    if config.evaluation.metrics == "private":
+        with opened.reporter.stage("metrics"):
+            return assess_privately(opened, student, statement)
+    if dataset.part and config.is_private:
+        # The hash drew test records from private ones: a later table of them should not look like the first. No sum
+        # covers exact metrics, so that the odometer lists them alone.
+        relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
+        event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
+        opened.log.of_part("test").charge([event], noise=EXACT_METRICS)
+    return assess(student, dataset, config.evaluation, seed=config.seed)
+
+
+def record_of(
+    config: Method, statement: PrivacyStatement, headline: Evaluation, labels: ReleasedLabels | None
+) -> types.RunRecord:
+    """Return a run as a row of a comparison, at its published privacy cost: its configuration, its ``statement``, its
+    ``headline`` (the metrics that stand first on its pages), and the numbers of its ``labels``, if it released any."""
+    answered_by_group = None
+    # Without `spending`, queries are asked of other groups than those of the records.
+    if labels is not None and labels.spending is not None:
+        counts = np.bincount(labels.labelled.groups, minlength=len(headline.group_names))
+        answered_by_group = tuple(counts.tolist())
+    stated = ("method", "unit", "relation", "delta", "declared_units")
+    measured = ("accuracy", "coverage", "disparity", "majority_accuracy", "fairness", "metrics")
+    return types.RunRecord(
+        data=config.data.name,
+        seed=config.seed,
+        config=base.determining_values(config),
+        **{name: getattr(statement, name) for name in stated},
+        epsilon=math.inf if statement.epsilon is None else statement.epsilon,
+        epsilon_is_data_dependent=False,
+        **{name: getattr(headline, name) for name in (*measured, "degenerate", "underserved_groups")},
+        unmeasured_groups=headline.not_measured,
+        answered=None if statement.queries is None else statement.queries.answered,
+        answered_by_group=answered_by_group,
+    )
+
+
 def _report(opened: OpenRun, student: Student, labels: ReleasedLabels | None) -> None:
     """Measure the published model; write its metrics, the run's row of a comparison and the report pages."""
-    config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
+    config, dataset, run = opened.config, opened.dataset, opened.run
     statement = read_statement(run)
     if config.evaluation.metrics == "private":
         statement = with_lost_tables(opened, statement)
-        with opened.reporter.stage("metrics"):
-            assessment = assess_privately(opened, student, statement)
-    else:
-        if dataset.part and config.is_private:
-            # The hash drew test records from private ones: a later table of them should not look like the first. No sum
-            # covers exact metrics, so that the odometer lists them alone.
-            relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
-            event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
-            log.of_part("test").charge([event], noise=EXACT_METRICS)
-        assessment = assess(student, dataset, config.evaluation, seed=config.seed)
+    assessment = _measured(opened, student, statement)
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
     if baseline is None:
@@ -446,33 +479,18 @@ def _report(opened: OpenRun, student: Student, labels: ReleasedLabels | None) ->
         private = config.private_population(read_release(run.released)[0], dataset, student)
         if private is not None:
             write_json(run.private_population, private.to_json())
-    # The run as a row of a comparison; and, not to be published, the same row at the data-dependent privacy cost.
-    headline = assessment.headline
-    answered_by_group, spending = None, None if labels is None else labels.spending
-    # Without `spending`, queries are asked of other groups than those of the records.
-    if labels is not None and spending is not None:
-        counts = np.bincount(labels.labelled.groups, minlength=len(headline.group_names))
-        answered_by_group = tuple(counts.tolist())
-    stated = ("method", "unit", "relation", "delta")
-    measured = ("accuracy", "coverage", "disparity", "majority_accuracy", "fairness", "metrics")
-    record = types.RunRecord(
-        data=config.data.name,
-        seed=config.seed,
-        config=base.determining_values(config),
-        **{name: getattr(statement, name) for name in stated},
-        epsilon=math.inf if statement.epsilon is None else statement.epsilon,
-        epsilon_is_data_dependent=False,
-        **{name: getattr(headline, name) for name in (*measured, "degenerate", "underserved_groups")},
-        unmeasured_groups=headline.not_measured,
-        answered=None if statement.queries is None else statement.queries.answered,
-        answered_by_group=answered_by_group,
-        declared_units=statement.declared_units,
-    )
+    record = record_of(config, statement, assessment.headline, labels)
     write_json(run.record, strict(asdict(record)))
-    if run.costs.exists():
+    if run.costs.exists():  # the same row at the data-dependent privacy cost, not to be published
         spent = read_json(run.costs)["epsilon_data_dependent"]
         write_json(run.private_record, strict(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
     with opened.reporter.stage("report"):
         write_reports(
-            run, dataset, student, assessment, spending=spending, private_population=private, without_privacy=baseline
+            run,
+            dataset,
+            student,
+            assessment,
+            spending=None if labels is None else labels.spending,
+            private_population=private,
+            without_privacy=baseline,
         )

@@ -6,6 +6,7 @@ import re
 import shutil
 import stat
 import subprocess
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -16,10 +17,13 @@ from each_method import train
 from small_runs import FILES, read_json, run
 
 from fairpate.data import load_data
-from fairpate.releases.directory import RunDirectory, RunDirectoryError, sole_worker
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement, sole_worker
 from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run import folder as rundir
 from fairpate.run.folder import create_run_directory, finished_run, open_run_directory
+from fairpate.run.publication import read_evaluation
+from fairpate.run.run import record_of
+from fairpate.types import strict
 from student.student import load_student
 
 pytestmark = pytest.mark.usefixtures("light_runs")
@@ -80,6 +84,14 @@ def test_the_published_student_predicts_what_its_metrics_say(finished):
     assert metrics["accuracy"] == pytest.approx(correct[prediction.answered].mean())
     assert metrics["without_refusals"]["accuracy"] == pytest.approx(correct.mean())
     assert metrics["coverage"] < metrics["without_refusals"]["coverage"] == 1
+
+
+def test_the_row_of_a_comparison_follows_from_what_is_published(finished):
+    folder, config = finished
+    row = strict(asdict(record_of(config, read_statement(folder), read_evaluation(folder), None)))
+    stored = read_json(folder.record)
+    assert sum(stored["answered_by_group"]) == stored["answered"]
+    assert row | {"answered_by_group": stored["answered_by_group"]} == stored
 
 
 def test_the_operator_sees_three_prices_in_the_right_order(finished):
