@@ -407,13 +407,19 @@ class StudentConfig(LearningConfig):
 
     model: NetworkConfig = NetworkConfig()
     idp3: types.GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
+    reject: types.ErrorBound | None = Field(
+        None,
+        description="Answers only where the model is confident enough: at most a share `max_error` of the answers of "
+        "every group is wrong, with probability `confidence`; thresholds come from the table of test records. null: "
+        "no bound.",
+    )
     fit: LoopConfig = LoopConfig()
     label_smoothing: BelowOne = 0.0
 
 
 LEARNING_FIELDS = (
     *("augment", "training"),
-    *(f"student.{name}" for name in StudentConfig.model_fields if name not in ("model", "idp3")),
+    *(f"student.{name}" for name in StudentConfig.model_fields if name not in ("model", "idp3", "reject")),
 )
 """The dotted fields of a configuration that are read only when a student is trained."""
 
@@ -1161,6 +1167,7 @@ NOT_IN_DIGESTS = (
     "teachers.block_size",
     "backbone.weights.path",
     "evaluation.fair_at",
+    "student.reject.otherwise",
     "votes.path",
     "votes.test",
     "votes.label",

@@ -288,6 +288,11 @@ def counted(value: int, noun: str, plural: str | None = None) -> str:
     return f"{value:,} {noun if value == 1 else plural or f'{noun}s'}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Join names as ``a, b and c``; empty for no name."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def percent(share: float, *, digits: int = 1) -> str:
     """Return a share in per cent, or "undefined" for NaN. Exact 0 % and 100 % have no decimals."""
     if math.isnan(share):

@@ -139,6 +139,51 @@ class GateRule:
             raise ValueError(f"Expected 0 <= min_count < {2**31}, got {self.min_count}.")
 
 
+ErrorKind = Literal["error", "false_negative", "false_positive"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorBound:
+    """A bound on the error rate of the answers of every group: a model answers only where it is confident enough.
+
+    With probability ``confidence`` at most a share ``max_error`` of the answers of every group is wrong. ``of``: the
+    answers that are counted, all of them or those to records of the second class (``false_negative``) or the first
+    (``false_positive``). ``groups``: a threshold for ``each`` group, or one for ``all`` groups, for which the model
+    need not know a record's group. ``otherwise``: what happens to a group for which no threshold keeps the bound: the
+    model refuses all of its records, or the run stops with an error before a model is published.
+    """
+
+    max_error: float
+    confidence: float = 0.95
+    of: ErrorKind = "error"
+    groups: Literal["each", "all"] = "each"
+    otherwise: Literal["refuse", "stop"] = "refuse"
+
+    def __post_init__(self) -> None:
+        # In this form NaN is refused too.
+        if not 0 < self.max_error < 1:
+            raise ValueError(f"Expected 0 < max_error < 1, got {self.max_error}; .05 allows one wrong answer in 20.")
+        if not 0.5 <= self.confidence < 1:
+            raise ValueError(f"Expected 0.5 <= confidence < 1, got {self.confidence}; 0.95 is usual.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRule:
+    """The rule by which a model refuses records: a record is answered if its confidence, the largest probability of a
+    class, is at least the threshold of its group and predicted label.
+
+    ``thresholds_GC[g][k]`` is None where no record is answered. ``bound`` is what the rule guarantees.
+    """
+
+    bound: ErrorBound
+    thresholds_GC: tuple[tuple[float | None, ...], ...]
+
+    @property
+    def needs_group(self) -> bool:
+        """True if the threshold depends on the group."""
+        return len(set(self.thresholds_GC)) > 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class MechanismParameters:
     """The parameters of Confident-GNMax: threshold T and the standard deviations of its two noises, all in votes.

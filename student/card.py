@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from fairpate.config import ModelConfig
-from fairpate.types import GateRule, UserError
+from fairpate.types import AnswerRule, GateRule, UserError
 
 FORMAT = "fairpate.student/1"
 EMBEDDING_FILE = "embedding.safetensors"
@@ -34,7 +34,8 @@ class StudentFileError(UserError):
 class StudentCard:
     """The description of a student, stored in its file.
 
-    ``idp3`` is the rule of the demographic-parity gate that refuses predictions; None if none is refused.
+    ``idp3`` is the rule of the demographic-parity gate that refuses predictions; None if none is refused. ``answers``
+    is the rule by which predictions of too little confidence are refused, before that gate; None if none is.
     ``num_members`` is the number of networks if each label is predicted by one of them, drawn at random; None for a
     single network. ``mixing[a][j][k]`` is the probability of predicting k for a record of group a if the network
     predicts j; None: the network's prediction is used. ``num_training_labels`` is the number of released labels on
@@ -48,6 +49,7 @@ class StudentCard:
     group_names: tuple[str, ...]
     sensitive_attribute: str
     idp3: GateRule | None = None
+    answers: AnswerRule | None = None
     num_members: int | None = None
     mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     num_training_labels: int | None = None
@@ -59,6 +61,8 @@ class StudentCard:
         # A mixing of another shape may fail for some records alone, and the failure would tell who is there.
         if self.mixing is not None and np.shape(self.mixing) != (groups, classes, classes):
             raise ValueError(f"Expected mixing of shape {(groups, classes, classes)}, got {np.shape(self.mixing)}.")
+        if self.answers is not None and [len(row) for row in self.answers.thresholds_GC] != [classes] * groups:
+            raise ValueError(f"Expected thresholds of answers of shape {(groups, classes)}.")
 
     @property
     def is_randomised(self) -> bool:
@@ -68,7 +72,8 @@ class StudentCard:
     @property
     def needs_group(self) -> bool:
         """True if a prediction needs the record's group."""
-        return self.idp3 is not None or self.mixing is not None
+        by_group = self.answers is not None and self.answers.needs_group
+        return self.idp3 is not None or self.mixing is not None or by_group
 
 
 def read_card(path: Path) -> StudentCard:

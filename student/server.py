@@ -79,7 +79,8 @@ class StudentReplica:
         self._offer = offer
 
     async def answer(self, body: Records) -> dict[str, Any]:
-        """Predict one label per record; the label is null if the student's reject option refuses to answer.
+        """Predict one label per record; the label is null if the student refuses to answer: it is not confident
+        enough, or its reject option IDP3 refuses.
 
         FaultError for an invalid record.
         """
@@ -95,8 +96,14 @@ class StudentReplica:
                 remedy = f"Expected one of the groups: {', '.join(card.group_names)}."
                 raise FaultError(422, f"records.{i}.group", record.group, remedy)
         # All records are valid by now: a request that fails must not have moved the gate's counters.
-        labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
-        answered = [True] * len(labels) if self._offer is None else await self._offer(groups, labels)
+        predicted = self._student.predict(torch.from_numpy(features), np.array(groups))
+        labels, answered = predicted.labels.tolist(), predicted.answered.tolist()
+        if self._offer is not None:
+            # The gate counts answers: it is not offered what is refused for too little confidence.
+            offered = [place for place, shown in enumerate(answered) if shown]
+            kept = await self._offer([groups[place] for place in offered], [labels[place] for place in offered])
+            for place, shown in zip(offered, kept, strict=True):
+                answered[place] = shown
         return {"labels": [label if shown else None for label, shown in zip(labels, answered, strict=True)]}
 
     @property
@@ -121,6 +128,7 @@ class StudentReplica:
             "needs_group": card.needs_group,
             # As text, because the margin may be infinite, which JSON cannot say.
             "idp3": None if rule is None else {"max_disparity": str(rule.max_disparity), "min_count": rule.min_count},
+            "answers": None if card.answers is None else asdict(card.answers),
         }
 
 
@@ -200,7 +208,8 @@ def student_app(replica: Callable[[], StudentReplica], **options: Any) -> FastAP
 
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
-        """Predict one label per record; the label is null if the student's reject option refuses to answer."""
+        """Predict one label per record; the label is null if the student refuses to answer: it is not confident
+        enough, or its reject option IDP3 refuses."""
         return await replica().answer(body)
 
     @app.get("/v1/student")

@@ -42,6 +42,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from fairpate.config import AugmentConfig, StudentTraining
 from fairpate.data.embedding import Embedding, read_embedding
+from fairpate.fairness.bounded_errors import is_confident
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn import fit
 from fairpate.nn.models import build_model, scale_bytes
@@ -83,12 +84,13 @@ class Student:
     ) -> Prediction:
         """Predict labels for N records with the features ``x`` (N, ...).
 
-        With the reject option IDP3 some predictions are refused. ``sensitive_features`` (N,) are the records' groups;
-        they are needed with IDP3 and for a student that replaces predictions by group (``mixing`` in its card), else
-        ValueError. ``generator`` draws the labels of a randomised student; None: a new generator.
+        Predictions may be refused: those of too little confidence, each by itself (``answers`` in the card), then by
+        IDP3 in the order of records. ``sensitive_features`` (N,) are the records' groups; they are needed by a student
+        that reads them (``needs_group`` in its card), else ValueError. ``generator`` draws the labels of a randomised
+        student; None: a new generator.
         """
         # Checked here too: `probabilities` needs groups only if predictions are mixed by group.
-        if self.card.idp3 is not None and sensitive_features is None:
+        if self.card.needs_group and sensitive_features is None:
             raise ValueError(_NEEDS_GROUPS)
         probabilities = self.probabilities(x, sensitive_features)
         labels = probabilities.argmax(axis=1)
@@ -98,10 +100,14 @@ class Student:
             passed_NC = draws.random(len(probabilities))[:, None] >= probabilities.cumsum(axis=1)[:, :-1]
             labels = passed_NC.sum(axis=1)
         answered = np.ones(len(labels), dtype=np.bool_)
+        if self.card.answers is not None:
+            answered = is_confident(self.card.answers, probabilities, labels, sensitive_features)
         if self.card.idp3 is not None:
             assert sensitive_features is not None
             numbers = {"num_groups": len(self.card.group_names), "num_classes": len(self.card.label_names)}
-            answered = filter_stream(labels, sensitive_features, rule=self.card.idp3, **numbers)
+            offered = np.flatnonzero(answered)
+            kept = filter_stream(labels[offered], sensitive_features[offered], rule=self.card.idp3, **numbers)
+            answered[offered] = kept
         return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
 
     def probabilities(self, x: Tensor, sensitive_features: IntArray | None = None) -> npt.NDArray[np.float32]:
@@ -125,6 +131,8 @@ def save_student(student: Student, path: Path) -> None:
     initial weights by its checksum, without its path."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
+    if student.card.answers is None:
+        del card["answers"]
     # safetensors stores contiguous tensors only.
     tensors = {name: tensor.cpu().contiguous() for name, tensor in student.network.state_dict().items()}
     # Of the card before the checksum is added to it.
@@ -370,8 +378,19 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
         "label": "draw one from the probabilities" if card.is_randomised else "the class of the largest probability",
         "groups": {"attribute": card.sensitive_attribute, "names": list(card.group_names), "needed": card.needs_group},
         "encoding": encoding,
+        "least_confidence": None,
         "reject_option": None,
     }
+    if card.answers is not None:
+        description["least_confidence"] = {
+            "rule": asdict(card.answers),
+            "steps": [
+                "Of a record of group g with label k: its confidence is the largest of its probabilities.",
+                "Answer if it is at least thresholds_GC[g][k]; null never answers."
+                + (" All groups have the same thresholds." if not card.answers.needs_group else ""),
+                "Otherwise give no label. This comes before the reject option, if there is one.",
+            ],
+        }
     if card.idp3 is not None:
         margin = card.idp3.max_disparity
         # IDP3 (FairPATE, Algorithm 2): the rule, and the state that the caller has to keep.

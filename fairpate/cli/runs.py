@@ -59,6 +59,7 @@ def run(
     delta: base.Delta = None,
     seed: Annotated[int | None, base.Sets("seed")] = None,
     fair_at: base.FairAt = None,
+    max_error: Annotated[float | None, base.Sets("student.reject.max_error")] = None,
     overrides: base.Overrides = None,
     weights: Annotated[str | None, base.Sets("backbone.weights")] = None,
     out: base.Out = None,
@@ -79,6 +80,8 @@ def run(
         data: A name from `fairpate data list`, or a declaration of your own records (.yaml).
         seed: Seed of the model and its training; private noise never uses it.
         weights: File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision).
+        max_error: Largest share of wrong answers in every group, with 95 % confidence, such as 0.05: the model leaves
+            to a person what it is unsure of.
         release_of: Run whose noisy release is used again, at no privacy cost; without CONFIG, also its configuration.
         dry_run: Only show the privacy cost of the run and how much signal its noise would leave.
         keep: Share of the queries within the privacy budget to keep for `fairpate serve`, such as 30%; a larger share
@@ -97,6 +100,7 @@ def run(
         )
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     given |= {"evaluation.fair_at": fair_at, "out": out, "data.data_dir": data_dir, "backbone.weights": weights}
+    given |= {"student.reject.max_error": max_error}
     if keep is not None:
         try:
             given["aggregator.keep"] = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)

@@ -30,13 +30,14 @@ from fairpate.pages import (
     delta_caution,
     epsilon_text,
     is_void_delta,
+    listed,
     percent,
     render,
     strength,
 )
 from fairpate.report import figures, frontier
 from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
-from fairpate.report.records import WORDS, fair_words, listed
+from fairpate.report.records import WORDS, fair_words
 from fairpate.types import FairRule, NotionName
 
 _LEAST_SEEDS = 3

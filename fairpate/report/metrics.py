@@ -393,6 +393,7 @@ def evaluate(
     generator: np.random.Generator,
     answered_N: npt.ArrayLike | None = None,
     rule: GateRule | None = None,
+    offered_N: npt.ArrayLike | None = None,
     persons_N: npt.ArrayLike | None = None,
     least_cell: int = 1,
     apart_N: npt.ArrayLike | None = None,
@@ -406,7 +407,8 @@ def evaluate(
 
     Records for which ``answered_N`` is False affect only coverage; their predictions are not read. ``generator`` draws
     the bootstrap replicates for the gaps' intervals. ``rule``: the rule of the reject option (a demographic-parity
-    gate) that decided which records are answered. It decides anew in every replicate, and fewer replicates are drawn.
+    gate) that decided which records are answered, of those in ``offered_N`` (None: of all). It decides anew in every
+    replicate, and fewer replicates are drawn.
     With ``persons_N``, the person of each record, whole persons are resampled. Numbers from fewer than ``least_cell``
     records, or persons, are left out; ``apart_N`` marks records that another published evaluation of the same records
     leaves out. With ``hides_predictions`` False, numbers of predictions may be small: only groups, and their records
@@ -464,8 +466,15 @@ def evaluate(
     else:
         # The gate's answers depend on earlier ones, so it decides again on every resampled set of records. Resampling
         # only the answered records would undo the balance that the gate keeps, and miss the gap that it allows.
+        at_gate = np.ones(len(groups), np.bool_) if offered_N is None else np.asarray(offered_N, np.bool_)
         joint_RGYC = resampled_reject_option(
-            predictions, groups, true_labels_N=labels, rule=rule, persons_N=persons_N, **sizes, **drawn
+            np.asarray(predictions)[at_gate],
+            groups[at_gate],
+            true_labels_N=labels[at_gate],
+            rule=rule,
+            persons_N=None if persons_N is None else np.asarray(persons_N)[at_gate],
+            **sizes,
+            **drawn,
         )
         # Only now: the gate takes all records into account, including those of small groups.
         joint_RGYC[:, shown.small_G] = 0
@@ -1211,23 +1220,28 @@ def reject_option_spread(
     num_orders: int = 10,
     kept_N: npt.ArrayLike | None = None,
     persons_N: npt.ArrayLike | None = None,
+    offered_N: npt.ArrayLike | None = None,
     least_cell: int = 1,
 ) -> RejectOptionSpread:
     """Pass the predicted ``labels_N`` through a fresh demographic-parity gate in each of ``num_orders`` random orders;
     return the results of each order and their spread.
 
-    ``true_labels_N`` are used only for accuracy. All records pass the gate, but only those in ``kept_N`` are measured.
+    ``true_labels_N`` are used only for accuracy. The records in ``offered_N`` pass the gate and others are refused
+    without it; those in ``kept_N`` are measured. None: all records.
     As in an evaluation, numbers are left out that would reveal fewer than ``least_cell`` records (or persons) of a
     group that are answered, refused or predicted a class; ``max_gap`` is over changing parts of the answers, and only
     needs that many answers of every group. IndexError for a label or group that the gate does not know.
     """
     labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
-    kept = np.ones(len(labels), np.bool_) if kept_N is None else np.asarray(kept_N, np.bool_)
+    kept, offered = (
+        np.ones(len(labels), np.bool_) if each is None else np.asarray(each, np.bool_) for each in (kept_N, offered_N)
+    )
     units_N = np.arange(len(labels)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     sizes = {"num_groups": num_groups, "num_classes": num_classes}
     needed, orders = max(rule.min_count, least_cell, 1), []
     for order in [generator.permutation(len(labels)) for _ in range(num_orders)]:
-        passed = filter_stream(labels[order], groups[order], rule=rule, **sizes)
+        passed, at_gate = np.zeros(len(order), np.bool_), order[offered[order]]
+        passed[offered[order]] = filter_stream(labels[at_gate], groups[at_gate], rule=rule, **sizes)
         of_kept = order[kept[order]]
         answered, labels_K, groups_K = passed[kept[order]], labels[of_kept], groups[of_kept]
         course_AGYC = rates.cumulative_tables(labels_K[answered], groups_K[answered], **sizes)

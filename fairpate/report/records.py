@@ -26,7 +26,8 @@ from fairpate import pages, types
 from fairpate.config import read_yaml
 from fairpate.fairness import rates
 from fairpate.fairness.rates import Population, PopulationEstimate, estimated_gap, estimated_rates
-from fairpate.pages import counted, decimal, delta_text, epsilon_text, interval, percent
+from fairpate.pages import counted, decimal, delta_text, epsilon_text, interval, listed, percent
+from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.metrics import (
     GAPS,
     LEAST_ANSWERED,
@@ -265,10 +266,12 @@ class Figure:
 @dataclass(frozen=True, kw_only=True)
 class MeasuredClaims:
     """The claims about one model that rest on measurements. ``without_privacy`` is a baseline trained without noise,
-    which must not be published."""
+    which must not be published. ``answers``: what is guaranteed about the errors of a model that answers only where it
+    is confident enough; None for any other model."""
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
+    answers: AnswerGuarantee | None = None
 
     @property
     def no_baseline(self) -> str:
@@ -427,6 +430,8 @@ class MeasuredClaims:
                 ),
             )
 
+        if (answers := self.answers) is not None:
+            return fairness, accuracy, Figure(name=names[2], mood=answers.mood, **answers.tile)
         some = "Refuses some" if measured.num_answered else "Refuses all"
         coverage = Figure(
             name=names[2],
@@ -447,14 +452,18 @@ class MeasuredClaims:
         gap = measured.measured(rates.DEFAULT)
         missing, hidden = listed(measured.not_measured), small_cell_words(measured)
         accuracy = "not shown" if math.isnan(measured.accuracy) and measured.not_shown else percent(measured.accuracy)
-        rows = [("accuracy", f"{accuracy} of {_number(measured, measured.num_answered)}")]
+        before = ", before it refuses any" if self.answers is not None and measured.metrics == "private" else ""
+        rows = [("accuracy", f"{accuracy} of {_number(measured, measured.num_answered)}{before}")]
         if measured.majority_class is not None:
             rows.append(("to compare", majority_words(measured)))
         rows += [("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)]
         if missing:
             rows.append(("warning", f"gaps leave out {missing}: too few answered {measured.words['cell_noun']}s"))
+        covered = [("coverage", percent(measured.coverage))]
+        if self.answers is not None:
+            covered = [("answers", f"{self.answers.sentence}."), ("answered", self.answers.answered_words)]
         rows += [
-            ("coverage", percent(measured.coverage)),
+            *covered,
             ("demographic disparity", f"{gap_words(gap)}, interval {interval_words(gap)}"),
         ]
         of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
@@ -508,6 +517,8 @@ class RunStatement(MeasuredClaims):
             return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
         # A model that refuses most may seem fair and right.
         answered = "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
+        if self.answers is not None and measured.metrics == "private":
+            answered = ", before it refuses any"
         accuracy = f"at {self.accuracy_words}{answered}"
         if "; not known for" in self.fairness_words or measured.not_measured:
             return f"{begin}, {accuracy}; {self.fairness_words}."
@@ -587,11 +598,6 @@ def left_out_words(measured: Evaluation) -> str:
         f"fewer than {measured.least_cell} {noun} are known or answered, and others without whom their number would "
         f"follow. More {noun} of {groups}, or a smaller evaluation.least_cell, show them."
     )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names as ``a, b and c``; empty for no name."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def verdict(
@@ -846,7 +852,8 @@ class PublicReport:
     ``title`` names the data set. ``voting``, the facts on answered queries, is None for a method without queries.
     ``evaluations`` maps each set of predictions on the test records to its result; the first is the headline.
     ``reject_option`` has the results, over other orders of the test records, of a model that may refuse to answer; it
-    is None for a model that answers everything. ``num_training_labels`` counts the released labels that the student was
+    is None for any other model. ``answers``: what is guaranteed about the errors of a model that answers only where it
+    is confident enough. ``num_training_labels`` counts the released labels that the student was
     trained on, which may be fewer than were released; None if not known. ``private_population`` are estimates from a
     release by group. ``made`` states when and by which version of this package the report was made.
     """
@@ -857,6 +864,7 @@ class PublicReport:
     evaluations: Mapping[str, Evaluation]
     voting: AnsweredQueries | None = None
     reject_option: RejectOptionSpread | None = None
+    answers: AnswerGuarantee | None = None
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
     made: str = ""

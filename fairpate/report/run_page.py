@@ -41,6 +41,7 @@ from fairpate.privacy.audit import (
     gaussian_epsilon,
 )
 from fairpate.report import records
+from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.figures import LOOKS, SHAPES, chart_config, settings_words
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
@@ -231,6 +232,7 @@ def _opening(
             measured=report.headline,
             without_privacy=without_privacy,
             for_operator=for_operator,
+            answers=report.answers,
         ),
     }
 
@@ -509,17 +511,18 @@ class Card:
     use: IntendedUse
     evaluation: Evaluation
     refusals: CardRefusals | None = None
+    answers: AnswerGuarantee | None = None
     private_population: records.PrivatePopulation | None = None
 
     @property
     def statement(self) -> RunStatement:
-        return RunStatement(guarantee=self.privacy, measured=self.evaluation)
+        return RunStatement(guarantee=self.privacy, measured=self.evaluation, answers=self.answers)
 
     @property
     def protected_records(self) -> str:
         """Words for the private records that the privacy guarantee covers."""
         parts = [part for part in ("validation", "test") if part in self.privacy.parts]
-        return f"private {records.listed(['training', *parts])} records"
+        return f"private {pages.listed(['training', *parts])} records"
 
     @property
     def sentences(self) -> dict[str, Any]:
@@ -590,6 +593,8 @@ class Card:
             units = "persons" if privacy.unit == "person" else "private records"
             limits.append(f"The sampling rate reveals the number of {units}, or the declared number: it is public.")
         limits += filter(None, (privacy.words["uncharged_tuning"],))
+        if self.answers is not None:
+            limits += [f"{self.answers.sentence}.", *self.answers.conditions]
         if self.model.reject_option is not None:
             limits.append(
                 "What the model refuses depends on its earlier answers; people whom it refuses get no answer."

@@ -94,7 +94,7 @@ from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, Single
 from fairpate.run.bundle import alike
 from fairpate.run.folder import finished_run, load_for
 from fairpate.run.model import initial_model
-from fairpate.run.private_metrics import draw_table, lone_predictions
+from fairpate.run.private_metrics import draw_table, lone_predictions, scores_of
 from fairpate.terminal import Reporter, duration
 from fairpate.types import FloatArray, IntArray, PrivacyStatement, heard_by, strict
 from student.student import load_student
@@ -413,8 +413,8 @@ def _metrics(
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     tried_x = varied(facts, MOST_EACH, scale=LOUD)
     tried = made_records(tried_x, *np.zeros((2, len(tried_x)), np.int64), name="tried")
-    said_N, score_N = lone_predictions(student, tried, OsEntropy())
-    bin_N = np.searchsorted(edges, score_N, side="right")
+    said_N, chances_NC = lone_predictions(student, tried, OsEntropy())
+    bin_N = np.searchsorted(edges, scores_of(chances_NC, said_N), side="right")
     _, places = np.unique(np.stack([bin_N, said_N]), axis=1, return_index=True)
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     # One canary for each cell. If neighbours replace a unit, two cells share a canary that moves between them.

@@ -69,9 +69,11 @@ from fairpate.releases.directory import (
     write_json,
     write_text,
 )
+from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.metrics import GAPS, Evaluation, OrderResult, RejectOptionSpread, with_labels
 from fairpate.report.records import Guarantee, described_events
 from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
+from fairpate.run.answers import without_rule
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
@@ -515,6 +517,13 @@ class _Check:
                 if part is not None:
                     wrong = [f"{name}{each}" for each in unlike_tables(part)]
                     self.require(not wrong, f"metrics.json: not what its tables give ({', '.join(wrong)})")
+            if (answers := given.get("answers")) is not None:
+                said = AnswerGuarantee.from_json(answers)
+                self.require(said.rule == card.answers, "metrics.json: its thresholds are not those of the student")
+                self.require(
+                    said.sentence == answers["said"], "metrics.json: its guarantee is not what its numbers give"
+                )
+                self.not_checked.append("metrics.json: the thresholds of answers, from test records that are not here")
             if (orders := given.get("orders")) is not None:
                 each = tuple(restored(OrderResult, order) for order in orders["orders"])
                 spread = RejectOptionSpread(
@@ -530,12 +539,20 @@ class _Check:
         released, origin = read_release(self.bundle.metrics_table)
         same = [event_json(event) for event in released.events] == events_of(self.said, "test")
         self.require(same, "metrics.safetensors: its event is not that of the statement")
-        same = origin.settings["student"] == sha256_of(self.bundle.student)
-        self.require(same, "metrics.safetensors: a table of another model's predictions")
+        from student.student import load_student  # imports torch, which writing a bundle does not need
+
+        about = hashlib.sha256(without_rule(load_student(self.bundle.student))).hexdigest()
+        self.require(origin.settings["student"] == about, "metrics.safetensors: a table of another model's predictions")
         # With what a reject option does in other orders, which is simulated from the table by the run's public seed.
         seed = _json(self.bundle, "record.json")["seed"]
-        expected = assessment_of(released, card, seed=seed, fair_at=measured.fair_at).to_json()
-        given = _json(self.bundle, "metrics.json")
+        bound = None if card.answers is None else card.answers.bound
+        # With the thresholds that keep a bound on the errors of answers.
+        found = assessment_of(released, card, seed=seed, fair_at=measured.fair_at, bound=bound)
+        same = (None if found.answers is None else found.answers.rule) == card.answers
+        self.require(same, "student.safetensors: its thresholds are not those that metrics.safetensors gives")
+        expected, given = found.to_json(), _json(self.bundle, "metrics.json")
+        # Through JSON, which made lists of tuples.
+        expected = json.loads(json.dumps(strict(expected)))
         names = expected.keys() | given.keys()
         wrong = sorted(name for name in names if not alike(expected.get(name), given.get(name)))
         self.require(not wrong, f"metrics.json: not what metrics.safetensors gives ({', '.join(wrong)})")
@@ -669,7 +686,7 @@ def unlike_tables(given: Mapping[str, Any]) -> list[str]:
     are not shown for every group leave the numbers of all groups unchecked.
     """
     measured = Evaluation.from_json(
-        {name: value for name, value in given.items() if name not in ("orders", "without_refusals")}
+        {name: value for name, value in given.items() if name not in ("orders", "without_refusals", "answers")}
     )
     wrong = [
         f"gaps.{name}"

@@ -7,6 +7,7 @@ from fairpate.config import AugmentConfig, ConfigError
 from fairpate.data import Dataset
 from fairpate.methods.base import Method
 from fairpate.nn.models import build_model
+from fairpate.run.answers import check_bound
 from fairpate.run.model import published_model
 from fairpate.run.private_metrics import check_metrics
 from fairpate.terminal import Reporter
@@ -47,6 +48,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
                     "method that protects whole records."
                 )
     config.check_data(dataset)
+    check_bound(config, dataset)
     if config.evaluation.metrics != "outside":
         check_metrics(config, dataset)
 

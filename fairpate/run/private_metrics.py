@@ -31,10 +31,11 @@ fairness compares (in code ``events``, where they are not privacy events).
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,8 +45,9 @@ from scipy.special import ndtri
 
 from fairpate.config import ConfigError, EvaluationConfig
 from fairpate.data import Dataset
-from fairpate.data.dataset import OWN_FILES, Split, sha256_of
+from fairpate.data.dataset import OWN_FILES, Split
 from fairpate.fairness import rates
+from fairpate.fairness.bounded_errors import is_confident
 from fairpate.fairness.rates import Events
 from fairpate.methods.base import Method, NoisySum, Price, Stream
 from fairpate.privacy import discrete_gaussian
@@ -56,9 +58,21 @@ from fairpate.releases.arrays import ReleasedArrays, read_release
 from fairpate.releases.directory import RunDirectory
 from fairpate.releases.log import MetricsFolder, ReleaseLog, read_receipt
 from fairpate.report import metrics
+from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
+from fairpate.run.answers import AskedBound, without_rule
 from fairpate.run.opened import OpenRun
-from fairpate.types import FairRule, FloatArray, GateRule, IntArray, PrivacyStatement, stream_seed
+from fairpate.types import (
+    ErrorBound,
+    FairRule,
+    FloatArray,
+    GateRule,
+    IntArray,
+    MetricsKind,
+    PrivacyStatement,
+    Unit,
+    stream_seed,
+)
 
 if TYPE_CHECKING:
     from student.card import StudentCard
@@ -69,6 +83,8 @@ WEIGHT = 2**20
 LEVEL = 0.95
 # Name of the noisy table of predictions in messages between sites, if it is a sum over several sites.
 PREDICTIONS = "predictions"
+# Name of the noisy table of right and wrong predictions by confidence there.
+CONFIDENCES = "confidences"
 _LEAST_SHARE = 1e-9  # which has a logarithm
 _DRAWS = 1000
 
@@ -114,12 +130,14 @@ class Assessment:
 
     ``measured_N`` marks the test records over which the headline's accuracy is measured. ``reject_option``: how much
     the results of a student with the reject option IDP3 vary with the order of the test records, on which its refusals
-    depend; None for any other student.
+    depend; None for any other student. ``answers``: the thresholds below which the student refuses to answer so that
+    the error rate of its answers is bounded, and what they guarantee; None if no bound is asked for.
     """
 
     evaluations: dict[str, Evaluation]
     measured_N: npt.NDArray[np.bool_]
     reject_option: RejectOptionSpread | None = None
+    answers: AnswerGuarantee | None = None
 
     @property
     def headline(self) -> Evaluation:
@@ -133,12 +151,14 @@ class Assessment:
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]
             values |= {"without_refusals": unrefused.to_json(), "orders": self.reject_option.to_json()}
-        return values
+        elif "student that may refuse" in self.evaluations:
+            values |= {"without_refusals": self.evaluations["student without refusals"].to_json()}
+        return values | ({} if self.answers is None else {"answers": self.answers.to_json()})
 
 
 def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
-    """Measure the student on the test records. A student with the reject option IDP3, which refuses some predictions,
-    is measured also without refusals and for other orders of the records.
+    """Measure the student on the test records. A student that refuses some predictions is measured also without
+    refusals; with the reject option IDP3, for other orders of the records too.
 
     Numbers that count fewer than ``settings.least_cell`` test records of a group, or of a group and class, are left
     out. A student that draws labels at random is measured in expectation; with IDP3 by the labels that it drew, because
@@ -148,6 +168,9 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     groups, persons = test.z.numpy(), test.person_N
     prediction = student.predict(test.x, groups, generator=np.random.default_rng(stream_seed(seed, Stream.PREDICTION)))
     expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
+    offered = None
+    if student.card.answers is not None:
+        offered = is_confident(student.card.answers, prediction.probabilities_NC, prediction.labels, groups)
 
     def measure(
         predictions: npt.NDArray[Any],
@@ -165,6 +188,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
             # A fresh one for each measurement: an interval does not depend on what else was measured before.
             generator=np.random.default_rng(stream_seed(seed, Stream.BOOTSTRAP)),
             rule=rule,
+            offered_N=offered,
             persons_N=persons,
             least_cell=least_cell,
             apart_N=apart_N,
@@ -177,10 +201,13 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
     headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
     measured = prediction.answered & kept
-    if rule is None:
+    if rule is None and student.card.answers is None:
         return Assessment(evaluations={"student": headline}, measured_N=measured)
     # Both evaluations are published, so their difference may show no small cell either.
     unrefused = measure(expected, np.ones(len(test), dtype=np.bool_), apart_N=~prediction.answered)
+    if rule is None:
+        evaluations = {"student that may refuse": headline, "student without refusals": unrefused}
+        return Assessment(evaluations=evaluations, measured_N=measured)
     spread = reject_option_spread(
         prediction.labels,
         groups,
@@ -191,6 +218,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         generator=np.random.default_rng(stream_seed(seed, Stream.ORDERS)),
         kept_N=kept,
         persons_N=persons,
+        offered_N=offered,
         least_cell=least_cell,
     )
     # The accuracy in other orders would reveal the one that is left out.
@@ -200,10 +228,11 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     return Assessment(evaluations=evaluations, measured_N=measured, reject_option=spread)
 
 
-def table_event(cost: Price) -> PredictionTables:
+def table_event(cost: Price, *, with_confidences: bool = False) -> PredictionTables:
     """Return the privacy event of a noisy table of predictions with the least noise at which the table costs at most
-    ``cost``. The event has the unit and relation of ``cost``."""
-    table = partial(PredictionTables, count=1, weight=WEIGHT, unit=cost.unit, relation=cost.relation)
+    ``cost``. The event has the unit and relation of ``cost``. ``with_confidences``: a second table, of right and wrong
+    predictions by confidence, is released with it (:mod:`fairpate.run.answers`), with the same noise."""
+    table = partial(PredictionTables, count=1 + with_confidences, weight=WEIGHT, unit=cost.unit, relation=cost.relation)
     # By loss distributions: their bound is tighter than that of Renyi curves, so that less noise suffices.
     noise = least_noise(
         lambda noise: (table(noise_stddev_records=noise),),
@@ -236,47 +265,61 @@ def draw_table(
     edges: Sequence[float] = (),
     noisy_sum: NoisySum | None = None,
     about: bytes = b"",
+    asked: AskedBound | None = None,
 ) -> ReleasedArrays:
     """Predict the test records one by one, and return a noisy table (B, G, Y, C) of how many have each combination of
-    score bin, group, true label and prediction. ``edges`` divide scores into B = len(edges) + 1 bins.
+    score bin, group, true label and prediction. ``edges`` divide scores into B = len(edges) + 1 bins. With a bound
+    ``asked`` for, also return the noisy table (S, K, 2) of right and wrong predictions by stratum and confidence bin.
 
     Records are counted by weight: the records of one privacy unit share the weight ``event.weight``. ``event`` also
     gives the noise. ``noisy_sum`` adds up the tables of several sites; ``about`` is the file of ``student``, which must
     be equal at all sites.
     """
-    labels_N, scores_N = lone_predictions(student, test, source)
-    bins_N = np.searchsorted(edges, scores_N, side="right")
+    labels_N, chances_NC = lone_predictions(student, test, source)
+    bins_N = np.searchsorted(edges, scores_of(chances_NC, labels_N), side="right")
     table_BGYC = np.zeros((len(edges) + 1, num_groups, num_classes, num_classes), np.int64)
     # Rounded down: the weights of a person's records never add up to more than one weight.
     # Not `+=`, which adds once to a cell that occurs several times.
     np.add.at(table_BGYC, (bins_N, test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
-    stddev, cells = event.noise_stddev_weights, (-1, num_classes**2)
-    # On empty cells too: which cells hold no record is private.
-    if noisy_sum is not None:
-        noisy = noisy_sum(table_BGYC.reshape(cells), stddev=stddev, name=PREDICTIONS, about=about)
-    else:
-        source = buffered(source)
-        noisy = table_BGYC.reshape(cells) + np.reshape(
-            [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)], cells
-        )
-    arrays = {"weights_BGYC": noisy.reshape(table_BGYC.shape), "edges": np.array(edges, np.float64)}
+    tables = [table_BGYC.reshape(-1, num_classes**2)]
+    if asked is not None:
+        tables.append(asked.table(test, labels_N, chances_NC, weight=event.weight).reshape(-1, 2))
+    noisy = []
+    for number, table in enumerate(tables):
+        stddev = event.noise_stddev_weights
+        # On empty cells too: which cells hold no record is private.
+        if noisy_sum is not None:
+            noisy.append(noisy_sum(table, stddev=stddev, name=(PREDICTIONS, CONFIDENCES)[number], about=about))
+        else:
+            source = buffered(source)
+            noise = [sample_discrete_gaussian(stddev, source) for _ in range(table.size)]
+            noisy.append(table + np.reshape(noise, table.shape))
+    arrays = {"weights_BGYC": noisy[0].reshape(table_BGYC.shape), "edges": np.array(edges, np.float64)}
+    if asked is not None:
+        arrays |= asked.arrays | {"weights_SK2": noisy[1].reshape(*asked.bins.shares_SB.shape, 2)}
     return ReleasedArrays(arrays=arrays, events=(event,))
 
 
-def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
-    """Return the label (N,) that ``student`` predicts for each record, and its score (N,). Each record is predicted
-    separately, so that its prediction depends on no other record."""
-    alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
+def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, npt.NDArray[np.float32]]:
+    """Return the label (N,) that ``student`` predicts for each record, and the probabilities (N, C) of labels. Each
+    record is predicted separately, so that its prediction depends on no other record."""
+    card = replace(student.card, idp3=None, answers=None)
+    alone, groups_N = replace(student, card=card), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))
-    labels_N, scores_N = np.zeros(len(split), np.int64), np.zeros(len(split))
+    labels_N, chances_NC = np.zeros(len(split), np.int64), np.zeros((len(split), len(card.label_names)), np.float32)
     # Row by row: the last digit of a sum may depend on the other rows of a batch.
     for row in range(len(split)):
         found = alone.predict(split.x[row : row + 1], groups_N[row : row + 1], generator=generator)
-        labels_N[row], chances_C = found.labels[0], found.probabilities_NC[0]
-        # Two classes: the chance of the second. More: the chance of the class that is predicted.
-        scores_N[row] = chances_C[1] if len(chances_C) == 2 else chances_C[found.labels[0]]
-    return labels_N, scores_N
+        labels_N[row], chances_NC[row] = found.labels[0], found.probabilities_NC[0]
+    return labels_N, chances_NC
+
+
+def scores_of(chances_NC: npt.NDArray[np.float32], labels_N: IntArray) -> FloatArray:
+    """Return the score of each prediction (N,): of two classes the probability of the second, of more that of the class
+    that is predicted."""
+    score_N = chances_NC[:, 1] if chances_NC.shape[1] == 2 else chances_NC[np.arange(len(labels_N)), labels_N]
+    return score_N.astype(np.float64)
 
 
 def records_of_unit(split: Split) -> IntArray:
@@ -295,7 +338,8 @@ def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseL
     in :meth:`ReleaseLog.step`: a table that was published and then deleted is not drawn again.
     """
     assert isinstance(event, PredictionTables)
-    dataset, edges = opened.dataset, opened.config.evaluation.score_edges
+    dataset, edges, bound = opened.dataset, opened.config.evaluation.score_edges, opened.config.student.reject
+    before = without_rule(student)
     source: NoiseSource = OsEntropy()
     if noise != discrete_gaussian.OS_ENTROPY:
         source = SeededSource(stream_seed(opened.seed, Stream.METRICS))
@@ -310,10 +354,15 @@ def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseL
             num_classes=dataset.num_classes,
             edges=edges,
             noisy_sum=opened.noisy_sum,
-            about=opened.run.student.read_bytes(),
+            about=before,
+            asked=None if bound is None else AskedBound.of(bound, student, dataset),
         )
 
-    settings = {"student": sha256_of(opened.run.student), "parts": dataset.parts, "score_edges": list(edges)}
+    digest = hashlib.sha256(before).hexdigest()
+    settings: dict[str, Any] = {"student": digest, "parts": dataset.parts, "score_edges": list(edges)}
+    if bound is not None:
+        # Another bound would be another table; what happens to a group without a threshold changes none.
+        settings["bound"] = {name: value for name, value in asdict(bound).items() if name != "otherwise"}
     # Sites charge a sum themselves, when its first message leaves.
     events = (event,) if opened.noisy_sum is None else ()
     return log.step(draw, settings=settings, pool="", noise=noise, events=events)
@@ -324,17 +373,41 @@ def assess_privately(opened: OpenRun, student: Student, statement: PrivacyStatem
     privacy event ``statement`` lists."""
     event, log = event_from(statement.part_events["test"][-1]), opened.log.of_part("test")
     released = release_table(opened, student, event, log, noise=statement.noise)
-    found = assessment_of(released, student.card, seed=opened.seed, fair_at=opened.config.evaluation.rule)
+    found = assessment_of(
+        released,
+        student.card,
+        seed=opened.seed,
+        fair_at=opened.config.evaluation.rule,
+        bound=opened.config.student.reject,
+    )
     return replace(found, measured_N=np.ones(len(opened.dataset.test), np.bool_))  # for the operator's comparison alone
 
 
-def assessment_of(released: ReleasedArrays, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
+def assessment_of(
+    released: ReleasedArrays, card: StudentCard, *, seed: int, fair_at: FairRule, bound: ErrorBound | None = None
+) -> Assessment:
     """Return the metrics that can be estimated from ``released``, a noisy table of predictions. ``card`` describes the
     student that predicted. If it has a reject option, the metrics include results for several orders of the records,
-    which are simulated from the table."""
+    which are simulated from the table. With a ``bound`` on the errors of answers they include the thresholds that keep
+    it; all other numbers are those of the model before it refuses anything."""
     measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
     measured = replace(measured, fair_at=fair_at)
     nobody = np.zeros(0, np.bool_)
+    if bound is not None:
+        event = released.events[-1]
+        assert isinstance(event, PredictionTables)
+        counts_SK2, sizes_BGYC = (released.arrays[name] / event.weight for name in ("weights_SK2", "weights_BGYC"))
+        answers = guarantee_of(
+            AskedBound.read(released.arrays, card, bound),
+            counts_SK2,
+            sizes_BGYC.sum(axis=0),
+            noise_stddev=event.noise_stddev_records,
+            group_names=card.group_names,
+            class_names=card.label_names,
+            unit=event.unit,
+            kind="private",
+        )
+        return Assessment(evaluations={"student without refusals": measured}, measured_N=nobody, answers=answers)
     if card.idp3 is None:
         return Assessment(evaluations={"student": measured}, measured_N=nobody)
     # Orders are simulated on whole records: noisy counts are rounded, and none is below 0.
@@ -351,6 +424,65 @@ def assessment_of(released: ReleasedArrays, card: StudentCard, *, seed: int, fai
         generator=np.random.default_rng(stream_seed(seed, Stream.ORDERS)),
     )
     return Assessment(evaluations={"student without refusals": measured}, measured_N=nobody, reject_option=spread)
+
+
+def guarantee_of(
+    asked: AskedBound,
+    counts_SK2: FloatArray,
+    sizes_GYC: FloatArray,
+    *,
+    noise_stddev: float,
+    group_names: Sequence[str],
+    class_names: Sequence[str],
+    unit: Unit,
+    kind: MetricsKind,
+) -> AnswerGuarantee:
+    """Return the thresholds that keep the bound ``asked`` for, and the share of each group that is answered.
+
+    ``counts_SK2``: right and wrong records by stratum and bin, with noise of standard deviation ``noise_stddev``;
+    ``sizes_GYC``: as in :meth:`AskedBound.rule`.
+    """
+    rule, answered_S = asked.rule(counts_SK2, sizes_GYC, noise_stddev=noise_stddev)
+    num_groups = len(group_names)
+
+    def by_group(table_SK2: FloatArray) -> Events:
+        is_answered_SK = np.arange(table_SK2.shape[1]) < answered_S[:, None]
+        sizes_SK = table_SK2.sum(axis=2)
+        hits_G, sizes_G = (each.reshape(num_groups, -1).sum(axis=1) for each in (sizes_SK * is_answered_SK, sizes_SK))
+        return Events(hits_EG=hits_G[None], sizes_EG=sizes_G[None], cells=[])
+
+    found = by_group(counts_SK2)
+    shares = _Shares.of_counts(found, by_group(np.ones_like(counts_SK2)), noise_stddev, z=_deviations())
+    if not noise_stddev:  # exact shares of these test records
+        shares = shares._replace(low_EG=shares.value_EG, high_EG=shares.value_EG)
+    return AnswerGuarantee(
+        rule=rule,
+        group_names=tuple(group_names),
+        class_names=tuple(class_names),
+        answered=tuple(shares.estimate(f"answered of {name}", 0, g) for g, name in enumerate(group_names)),
+        num_records=max(0, round(float(found.sizes_EG.sum()))),
+        unit=unit,
+        metrics=kind,
+    )
+
+
+def exact_guarantee(bound: ErrorBound, student: Student, dataset: Dataset, config: Method) -> AnswerGuarantee:
+    """Return the thresholds that keep ``bound``, from the exact table of the test records, without noise."""
+    asked, source = AskedBound.of(bound, student, dataset), SeededSource(stream_seed(config.seed, Stream.METRICS))
+    labels_N, chances_NC = lone_predictions(student, dataset.test, source)
+    sizes_GYC = np.zeros((dataset.num_groups, dataset.num_classes, dataset.num_classes))
+    test = dataset.test
+    np.add.at(sizes_GYC, (test.z.numpy(), test.y.numpy(), labels_N), 1 / records_of_unit(test))
+    return guarantee_of(
+        asked,
+        asked.table(test, labels_N, chances_NC).astype(np.float64),
+        sizes_GYC,
+        noise_stddev=0.0,
+        group_names=dataset.group_names,
+        class_names=dataset.label_names,
+        unit="person" if test.person_N is not None else "record",
+        kind=config.evaluation.metrics,
+    )
 
 
 def evaluation_of(released: ReleasedArrays, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:

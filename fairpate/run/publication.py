@@ -40,6 +40,7 @@ from fairpate.releases.directory import (
     write_text,
 )
 from fairpate.report import records, run_page
+from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import Row, by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
@@ -61,7 +62,14 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
     JSON; KeyError, TypeError or another error if its fields are wrong."""
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
-    return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
+    others = {"orders", "without_refusals", "answers"}
+    return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - others})
+
+
+def read_answers(run: RunDirectory) -> AnswerGuarantee | None:
+    """Return what ``run`` guarantees about the errors of its model's answers; None if no bound was asked for."""
+    found = read_json(run.metrics).get("answers")
+    return None if found is None else AnswerGuarantee.from_json(found)
 
 
 def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
@@ -75,6 +83,7 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
         measured=read_evaluation(run),
         without_privacy=baseline,
         for_operator=for_operator,
+        answers=read_answers(run),
     )
 
 
@@ -275,6 +284,7 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse,
         use=use,
         evaluation=read_evaluation(run),
         refusals=refusals,
+        answers=read_answers(run),
         private_population=None if population is None else PrivatePopulation.from_json(population),
     )
 
@@ -342,6 +352,7 @@ def write_reports(
         voting=voting,
         evaluations=evaluations,
         reject_option=assessment.reject_option,
+        answers=assessment.answers,
         num_training_labels=student.card.num_training_labels,
         private_population=private_population,
         made=made_words(run.made_on, __version__),

@@ -31,7 +31,7 @@ from fairpate.methods import base
 from fairpate.methods.base import Method, ReleasingMethod, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import ReleasedLabels, VotingMethod
-from fairpate.pages import percent
+from fairpate.pages import listed, percent
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
@@ -46,6 +46,7 @@ from fairpate.releases.directory import (
 )
 from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import Odometer, RunCharge, charge_values
+from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.metrics import Evaluation
 from fairpate.run import folder as folders
 from fairpate.run.baseline import without_privacy
@@ -54,12 +55,12 @@ from fairpate.run.folder import as_trained, create_run_directory, record_data
 from fairpate.run.forecast import cautions, known_beforehand, unheard
 from fairpate.run.model import initial_model, post_process, student_card, with_pinned_weights
 from fairpate.run.opened import OpenRun
-from fairpate.run.private_metrics import Assessment, assess, assess_privately, table_event
+from fairpate.run.private_metrics import Assessment, assess, assess_privately, exact_guarantee, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.spending import announce_delta, announce_spending, planned_cost
 from fairpate.run.statement import public_units, state_release, with_lost_tables
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, Relation, strict
+from fairpate.types import PrivacyStatement, Relation, UserError, strict
 from student.student import Student, save_student
 
 # Makes the noisy sum over several sites from which a run draws its release.
@@ -114,7 +115,8 @@ def run_method(
             table, cost = opened.log.of_part("test"), planned_cost(opened.config, opened.dataset)
             assert cost is not None  # `check_metrics` refuses a method without a guarantee
             if table.stored() is None:
-                table.check([table_event(cost)], noise=OS_ENTROPY)
+                event = table_event(cost, with_confidences=opened.config.student.reject is not None)
+                table.check([event], noise=OS_ENTROPY)
         if not is_trained and not reporter.console.quiet:
             for words in cautions(opened.config, opened.dataset, opened.run):
                 reporter.note("caution", words)
@@ -133,9 +135,10 @@ def run_method(
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
         student, labels = _student(opened, remarks)
         reporter.note("model", str(opened.run.student))
+        assessment, student = _measured(opened, student)
         if with_graph:
             write_portable(opened.run, student, opened.dataset, reporter)
-        _report(opened, student, labels)
+        _report(opened, student, assessment, labels)
     return opened.run
 
 
@@ -420,19 +423,57 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Released
     return student, labels
 
 
-def _measured(opened: OpenRun, student: Student, statement: PrivacyStatement) -> Assessment:
-    """Return the metrics of the published model, which a table of test records was charged for if they are private."""
-    config, dataset = opened.config, opened.dataset
+def _measured(opened: OpenRun, student: Student) -> tuple[Assessment, Student]:
+    """Measure the published model on the test records, by a table that was charged for if metrics are private. If a
+    bound on the errors of its answers is asked for, add the thresholds that keep it to the model's file. Return the
+    measurement and the published model.
+
+    BoundError if the bound cannot be kept for a group and the run should stop then.
+    """
+    config, dataset, bound = opened.config, opened.dataset, opened.config.student.reject
+    # The thresholds of an earlier call are computed again from the same table.
+    student = replace(student, card=replace(student.card, answers=None))
     if config.evaluation.metrics == "private":
+        statement = with_lost_tables(opened, read_statement(opened.run))
         with opened.reporter.stage("metrics"):
-            return assess_privately(opened, student, statement)
-    if dataset.part and config.is_private:
-        # The hash drew test records from private ones: a later table of them should not look like the first. No sum
-        # covers exact metrics, so that the odometer lists them alone.
-        relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
-        event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
-        opened.log.of_part("test").charge([event], noise=EXACT_METRICS)
-    return assess(student, dataset, config.evaluation, seed=config.seed)
+            assessment = assess_privately(opened, student, statement)
+        if assessment.answers is not None:
+            student = _bounded(opened, student, assessment.answers)
+    else:
+        if dataset.part and config.is_private:
+            # The hash drew test records from private ones: a later table of them should not look like the first. No sum
+            # covers exact metrics, so that the odometer lists them alone.
+            relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
+            event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
+            opened.log.of_part("test").charge([event], noise=EXACT_METRICS)
+        answers = None if bound is None else exact_guarantee(bound, student, dataset, config)
+        if answers is not None:
+            student = _bounded(opened, student, answers)
+        assessment = assess(student, dataset, config.evaluation, seed=config.seed)
+        if answers is not None:
+            assessment = replace(assessment, answers=answers.shown_as(assessment.headline))
+    if assessment.answers is not None:
+        opened.reporter.note("answers", f"{assessment.answers.sentence}.")
+        opened.reporter.note("answered", assessment.answers.answered_words)
+    return assessment, student
+
+
+class BoundError(UserError):
+    """Raised for a bound on the errors of answers that cannot be guaranteed for every group."""
+
+
+def _bounded(opened: OpenRun, student: Student, answers: AnswerGuarantee) -> Student:
+    """Write the thresholds to the model's file, and return the model with them."""
+    if answers.bound.otherwise == "stop" and answers.unmet:
+        raise BoundError(
+            f"student.reject: at most {percent(answers.bound.max_error)} wrong answers cannot be guaranteed for "
+            f"{listed(answers.unmet)}, so nothing more is published. {opened.run.student} is a model that answers "
+            "everything, without this guarantee. Allow more errors in another run folder, or refuse these groups with "
+            "--set student.reject.otherwise=refuse."
+        )
+    student = replace(student, card=replace(student.card, answers=answers.rule))
+    write_atomically(opened.run.student, lambda path: save_student(student, path))
+    return student
 
 
 def record_of(
@@ -461,13 +502,10 @@ def record_of(
     )
 
 
-def _report(opened: OpenRun, student: Student, labels: ReleasedLabels | None) -> None:
-    """Measure the published model; write its metrics, the run's row of a comparison and the report pages."""
+def _report(opened: OpenRun, student: Student, assessment: Assessment, labels: ReleasedLabels | None) -> None:
+    """Write the metrics of the published model, the run's row of a comparison and the report pages."""
     config, dataset, run = opened.config, opened.dataset, opened.run
     statement = read_statement(run)
-    if config.evaluation.metrics == "private":
-        statement = with_lost_tables(opened, statement)
-    assessment = _measured(opened, student, statement)
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
     if baseline is None:

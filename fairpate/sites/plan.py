@@ -282,12 +282,13 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
 
     ConfigError for a method whose sums cannot be computed over sites.
     """
+    from fairpate.fairness.bounded_errors import NUM_BINS
     from fairpate.files import arrays_digest
     from fairpate.methods.base import ReleasingMethod, price
     from fairpate.methods.residual_votes import ResidualVotes
     from fairpate.privacy.mechanism_events import event_json
     from fairpate.run.checks import check_data
-    from fairpate.run.private_metrics import PREDICTIONS, table_event
+    from fairpate.run.private_metrics import CONFIDENCES, PREDICTIONS, table_event
 
     if config.is_seeded or not config.is_private:
         raise ConfigError(
@@ -324,10 +325,15 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
         raise refusal
     if config.evaluation.metrics == "private":
         # Of any model: the cells are the same, and so is the price.
-        event = table_event(price(released.events, delta=config.target.delta, accounting=config.target.accounting))
+        cost = price(released.events, delta=config.target.delta, accounting=config.target.accounting)
+        event = table_event(cost, with_confidences=config.student.reject is not None)
         bins, groups, classes = len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes
         empty = np.zeros((bins * groups, classes**2), np.int64)
         recorded(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
+        if config.student.reject is not None:
+            strata = groups * (1 if config.student.idp3 is None else classes)
+            empty = np.zeros((strata * NUM_BINS, 2), np.int64)
+            recorded(empty, stddev=event.noise_stddev_weights, name=CONFIDENCES)
         test_events = (event,)
     return {
         "unit": dataset.unit,

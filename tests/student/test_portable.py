@@ -19,7 +19,7 @@ from fairpate.data.embedding import Embedding
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.fit import Mixture
 from fairpate.nn.models import build_model
-from fairpate.types import GateRule
+from fairpate.types import AnswerRule, ErrorBound, GateRule
 from student.card import StudentCard
 from student.student import PortableError, Student, missing_packages, portable
 
@@ -203,3 +203,22 @@ def test_the_reject_option_can_be_applied_from_its_description(cold_start, gap, 
     expected = filter_stream(labels, groups, rule=rule, num_groups=3, num_classes=3)
     assert 0 < expected.mean() < 1
     assert list(answered(option, groups, labels)) == expected.tolist()
+
+
+def test_least_confidences_can_be_applied_from_their_description(monkeypatch):
+    _, made = made_of("logistic", TABLE)
+    monkeypatch.setattr(student.student, "_graph", lambda *_: made.graph)  # they are outside of the graph
+    one = make()
+    classes, groups = len(one.card.label_names), len(one.card.group_names)
+    thresholds = (tuple(0.4 + 0.05 * k for k in range(classes)), *((None,) * classes for _ in range(groups - 1)))
+    rule = AnswerRule(bound=ErrorBound(max_error=0.1), thresholds_GC=thresholds)
+    one = dataclasses.replace(one, card=dataclasses.replace(one.card, answers=rule))
+    x, of = records(TABLE, 200), np.arange(200) % groups
+    least = portable(one, x).description["least_confidence"]["rule"]["thresholds_GC"]
+    chances = one.probabilities(x)
+    expected = []
+    for group, row in zip(of, chances, strict=True):
+        threshold = least[group][int(row.argmax())]
+        expected.append(threshold is not None and bool(row.max() >= threshold))
+    assert 0 < np.mean(expected) < 1
+    assert one.predict(x, of).answered.tolist() == expected
