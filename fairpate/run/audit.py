@@ -478,4 +478,5 @@ def _metrics(
         play=play,
         is_gaussian=True,
         control_noise=0.5 if is_control else 1.0,
+        unseen=() if config.student.reject is None else ("the table by confidence, which is released with it",),
     )
