@@ -160,7 +160,7 @@ def test_no_order_shows_an_accuracy_that_the_headline_hides(errors: int) -> None
     answered = np.ones(len(groups), dtype=bool)
     prediction = SimpleNamespace(labels=predicted, answered=answered, probabilities_NC=np.eye(2)[predicted])
     student: Any = SimpleNamespace(
-        card=SimpleNamespace(idp3=GateRule(max_disparity=0.9, min_count=1000), is_randomised=False),
+        card=SimpleNamespace(answers=None, idp3=GateRule(max_disparity=0.9, min_count=1000), is_randomised=False),
         predict=lambda *_, **__: prediction,
     )
     test = SimpleNamespace(x=None, y=torch.tensor(labels), z=torch.tensor(groups), person_N=None)
