@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+from typing import Any
 
 import measured
 import numpy as np
@@ -62,7 +63,8 @@ def _of_population(name: str, draws: int) -> measured.Cells:
     generator = np.random.default_rng(0)
     rows = generator.permutation(len(y))
     if dataset.unit == "person":  # one record of each person, drawn by chance
-        persons = np.concatenate([part.person_N.numpy() + 10**7 * k for k, part in enumerate(parts)])
+        codes = [part.person_N.numpy() for part in parts if part.person_N is not None]
+        persons = np.concatenate([code + 10**7 * k for k, code in enumerate(codes)])
         rows = rows[np.unique(persons[rows], return_index=True)[1]]
         generator.shuffle(rows)
     train, pool, rest = np.split(rows, [len(rows) // 3, len(rows) // 3 + min(4000, len(rows) // 4)])
@@ -92,7 +94,7 @@ def _of_population(name: str, draws: int) -> measured.Cells:
                 broken += any(wrong[rest][each].mean() > rate for each in of_group if each.any())
                 answered.append([each.sum() / (z[rest] == g).sum() for g, each in enumerate(of_group)])
                 exactly.append([np.mean(number[rest][z[rest] == g] < exact[g]) for g in range(groups)])
-            cell = {"seeds": [0], "broken": [broken / draws], "draws": [draws], "delta": DELTA}
+            cell: dict[str, Any] = {"seeds": [0], "broken": [broken / draws], "draws": [draws], "delta": DELTA}
             cell |= {"unit": dataset.unit, "relation": "add or remove one"}
             for group, label in enumerate(dataset.group_names):
                 cell[f"answered_{group}"] = [float(np.mean(answered, axis=0)[group])]
