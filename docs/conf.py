@@ -62,7 +62,7 @@ def setup(app: Any) -> None:
     app.connect("source-read", fill_in)
     app.connect("build-finished", make_reachable)
     app.connect("build-finished", write_live_pages)
-    app.connect("env-get-outdated", lambda *_: list(BELOW))
+    app.connect("env-get-outdated", lambda *_: [*BELOW, "coverage"])
 
 
 def write_live_pages(app: Any, error: Exception | None) -> None:

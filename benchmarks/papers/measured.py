@@ -1,4 +1,4 @@
-"""What was measured, as the documents quote it: one JSON file per experiment in docs/results/, written by a benchmark.
+"""Read and write what was measured: one JSON file per experiment in docs/results/, which the documents quote.
 
     {"command": ..., "cells": {NAME: {"seeds": [...], "unit": ..., "relation": ..., "delta": ..., METRIC: [...]}}}
 
@@ -19,6 +19,7 @@ metric they repeat the columns before them. A body cell may have text or a refer
 of their section: ``unsupported`` finds those that do not.
 
     python benchmarks/papers/measured.py --print docs/coverage.md
+    python benchmarks/papers/measured.py docs/results/NAME.json      the digest of a file that something else wrote
 
 ``tests/deploy/test_quoted_results.py`` holds that all of it is up to date.
 """
@@ -106,7 +107,7 @@ def values(cells: Mapping[str, Mapping[str, Any]], cell: str, metric: str) -> li
 
 
 def is_degenerate(cell: Mapping[str, Any]) -> bool:
-    """Whether a model of any of the seeds is worth nothing whatever its gaps; False where it was not recorded."""
+    """Return True if a model of any seed is degenerate, so that its gaps mean nothing; False if not recorded."""
     return any(cell.get("degenerate", ()))
 
 
@@ -246,7 +247,7 @@ def _blocks(document: str) -> Iterator[tuple[bool, list[str]]]:
 
 
 def _filled(lines: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str, str]]]:
-    """A table with its numbers, and what they are; a table without references as it is."""
+    """Return a table with its numbers, and their references; a table without references unchanged."""
     if not _FILL.search(lines[0]):
         return list(lines), []
     head, *rows = _repeated([[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines])
@@ -294,7 +295,7 @@ def _filled(lines: Sequence[str]) -> tuple[list[str], list[tuple[str, str, str, 
 
 
 def _repeated(table: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Head and rows with all columns: ``4 {weight=4}`` in the head stands for those of its group, with that setting."""
+    """Return head and rows with all columns: ``4 {weight=4}`` in the head repeats its group, with that setting."""
     head, _, *rows = table
     if longer := [row for row in rows if len(row) > len(head)]:
         raise QuoteError(f"| {' | '.join(longer[0])} | has more columns than the head of its table.")
@@ -319,7 +320,7 @@ def _repeated(table: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _sources(files: Mapping[str, Cells], found: Sequence[tuple[str, str, str, str]]) -> str:
-    """Where the numbers of a table are, how many seeds they are of, and the command that measured them."""
+    """Return the sentence that names the files of a table, their seeds and the commands that measured them."""
     said = []
     for file, cells in files.items():
         command = json.loads((FOLDER / f"{file}.json").read_text(encoding="utf-8"))["command"]
@@ -335,6 +336,9 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="print the documents with the numbers of their tables")
     options = parser.parse_args()
     for path in options.documents:
+        if path.suffix == ".json":
+            write_digests([path])
+            continue
         document = quoted(path.read_text(encoding="utf-8"))
         if options.print:
             print(filled(document))
