@@ -79,10 +79,10 @@ from fairpate.releases.odometer import Odometer, spent
 from fairpate.run import choice
 from fairpate.run.choice import score_of
 from fairpate.run.folder import create_run_directory, record_data
+from fairpate.run.forecast import question_above
 from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import train_model
-from fairpate.run.spending import question_above
 from fairpate.run.statement import public_units, statement_of
 from fairpate.terminal import Reporter, require_extra
 from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict

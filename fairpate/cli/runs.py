@@ -146,10 +146,9 @@ def _dry_run(
     from fairpate.methods.base import check_release_of, default_method
     from fairpate.pages import delta_caution
     from fairpate.releases.directory import RunDirectory
-    from fairpate.run.checks import check_data
     from fairpate.run.folder import check_run_directory, load_for
-    from fairpate.run.forecast import describe, forecast, other_voters
-    from fairpate.run.spending import planned_cost
+    from fairpate.run.forecast import describe, forecast, other_voters, planned_cost
+    from fairpate.run.run import check_data
     from fairpate.run.statement import public_units
 
     config.require_trainable()

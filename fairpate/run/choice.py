@@ -57,12 +57,11 @@ from fairpate.releases.directory import (
 )
 from fairpate.releases.log import ReleaseLog, read_receipt
 from fairpate.releases.odometer import Odometer
-from fairpate.run.checks import check_data, check_model_files
 from fairpate.run.folder import environment
-from fairpate.run.model import with_pinned_weights
+from fairpate.run.forecast import announce_delta, announce_spending
+from fairpate.run.model import check_model_files, with_pinned_weights
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
-from fairpate.run.run import one_release, publish_trained, run_method, trained_student
-from fairpate.run.spending import announce_delta, announce_spending
+from fairpate.run.run import check_data, one_release, publish_trained, run_method, trained_student
 from fairpate.run.statement import public_units
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by, stream_seed

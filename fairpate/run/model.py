@@ -1,4 +1,5 @@
-"""The model of a run: its initial weights, its steps after training, and the description in its file."""
+"""The model of a run: its initial weights, which must fit the records, its steps after training, and the description
+in its file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from fairpate.methods import base
 from fairpate.methods.base import Method, Stream, Trained, Training
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
+from fairpate.terminal import Reporter
 from fairpate.types import stream_seed
 from student.card import StudentCard
 from student.student import PublicRecords, train_student
@@ -107,3 +109,23 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
         num_training_labels=trained.num_training_labels,
         embedding=sha256_of(embedding) if embedding is not None and dataset.embedding is not None else None,
     )
+
+
+def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
+    """Build every model for which ``config`` names a file of initial weights, and the student that self-labelling
+    trains, to check that they fit the records.
+
+    Prints which weights files are used. ValueError if a weights file or an architecture does not fit.
+    """
+    models = config.networks
+    shape = tuple(dataset.public.x.shape[1:])
+    # Before anything is trained or charged: a model that does not fit would end the run only after that.
+    for name, model in models.items():
+        if model.weights is not None:
+            build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
+            reporter.note("weights", f"{name} starts from {model.weights.path}, sha256 {model.weights.sha256}")
+    if config.public_data.self_label is not None:
+        try:
+            build_model(published_model(config), input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
+        except ValueError as error:
+            raise ConfigError(f"public_data.self_label: the self-labelled model cannot be built: {error}") from error

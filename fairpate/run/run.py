@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from fairpate import types
-from fairpate.config import ConfigError, DataConfig, Override, values_digest
+from fairpate.config import AugmentConfig, ConfigError, DataConfig, Override, values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -49,15 +50,21 @@ from fairpate.releases.odometer import Odometer, RunCharge, charge_values
 from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.metrics import Evaluation
 from fairpate.run import folder as folders
+from fairpate.run.answers import check_bound
 from fairpate.run.baseline import without_privacy
-from fairpate.run.checks import check_data, check_model_files
 from fairpate.run.folder import as_trained, create_run_directory, record_data
-from fairpate.run.forecast import cautions, known_beforehand, unheard
-from fairpate.run.model import initial_model, post_process, student_card, with_pinned_weights
+from fairpate.run.forecast import announce_delta, announce_spending, cautions, known_beforehand, planned_cost, unheard
+from fairpate.run.model import check_model_files, initial_model, post_process, student_card, with_pinned_weights
 from fairpate.run.opened import OpenRun
-from fairpate.run.private_metrics import Assessment, assess, assess_privately, exact_guarantee, table_event
+from fairpate.run.private_metrics import (
+    Assessment,
+    assess,
+    assess_privately,
+    check_metrics,
+    exact_guarantee,
+    table_event,
+)
 from fairpate.run.publication import write_portable, write_reports
-from fairpate.run.spending import announce_delta, announce_spending, planned_cost
 from fairpate.run.statement import public_units, state_release, with_lost_tables
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, Relation, UserError, strict
@@ -67,6 +74,46 @@ from student.student import Student, save_student
 Sums = Callable[[RunDirectory, ReleaseLog], base.NoisySum]
 # Label of the noise in the odometer's row for exact metrics of test records that a hash drew from private ones.
 EXACT_METRICS = "exact metrics of private test records: not private"
+
+
+def check_data(config: Method, dataset: Dataset) -> None:
+    """Raise ConfigError if the settings ``config`` do not suit the data set. Raise ValueError if features reveal the
+    sensitive attribute although this attribute is all that the method protects."""
+    if dataset.kind != "image":
+        if config.public_data.pretrain is not None:
+            raise ConfigError(
+                f"public_data.pretrain: learns from images, but {dataset.name} is a table; leave this field out."
+            )
+        if config.augment != AugmentConfig() and "augment" not in config.unread:
+            raise ConfigError(f"augment: changes images, but {dataset.name} is a table; leave this section out.")
+        if config.student.method == "fixmatch" and "student.method" not in config.unread:
+            raise ConfigError(
+                f"student.method: fixmatch changes images, but {dataset.name} is a table; set student.method to "
+                "pseudo_label."
+            )
+    if config.protects_attribute_only:
+        if dataset.embedding is not None:
+            raise ConfigError(
+                f"data.embedding: {config.method} protects the sensitive attribute alone, and with an embedding it "
+                "cannot be checked that no column reveals the attribute; set data.embedding to null."
+            )
+        x, groups = dataset.private.x, dataset.private.z
+        # Features are public here, so an attribute among them is published by any model. Pictures are not searched.
+        if x.ndim == 2 and len(x):
+            members = [x[groups == group] for group in torch.unique(groups)]
+            low, high = (torch.stack([bound(part, dim=0) for part in members]) for bound in (torch.amin, torch.amax))
+            # Finds any encoding of the group, with any values; a column that is equal in all groups shows nothing.
+            shown = ((low == high).all(dim=0) & (low != low[0]).any(dim=0)).nonzero().flatten().tolist()
+            if shown:
+                raise ValueError(
+                    f"{config.method} protects sensitive_features alone and treats X as public, but sensitive_features "
+                    f"determine column(s) {', '.join(map(str, shown))} of X; leave them out, or choose a "
+                    "method that protects whole records."
+                )
+    config.check_data(dataset)
+    check_bound(config, dataset)
+    if config.evaluation.metrics != "outside":
+        check_metrics(config, dataset)
 
 
 def run_method(

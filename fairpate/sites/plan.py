@@ -287,8 +287,8 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     from fairpate.methods.base import ReleasingMethod, price
     from fairpate.methods.residual_votes import ResidualVotes
     from fairpate.privacy.mechanism_events import event_json
-    from fairpate.run.checks import check_data
     from fairpate.run.private_metrics import CONFIDENCES, PREDICTIONS, table_event
+    from fairpate.run.run import check_data
 
     if config.is_seeded or not config.is_private:
         raise ConfigError(
@@ -357,7 +357,7 @@ def make_plan(
     """
     from fairpate.data.embedding import save_embedding
     from fairpate.data.registry import load_at_site
-    from fairpate.run.spending import announce_delta
+    from fairpate.run.forecast import announce_delta
 
     with reporter.stage("data"):  # and their embedding, which may take minutes for pictures
         dataset, embedding = load_at_site(config.data, has_private=False), None

@@ -18,8 +18,7 @@ from fairpate.methods.base import Method, price
 from fairpate.releases.directory import read_statement
 from fairpate.releases.odometer import Odometer
 from fairpate.run.compare import planned_spending
-from fairpate.run.forecast import VOTERS, forecast
-from fairpate.run.spending import planned_cost, question_above
+from fairpate.run.forecast import VOTERS, forecast, planned_cost, question_above
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 from fairpate.types import UsageError
