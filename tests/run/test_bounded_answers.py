@@ -32,7 +32,7 @@ from fairpate.types import AnswerRule, ErrorBound
 from student.server import Records, StudentReplica
 from student.student import load_student, save_student
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [pytest.mark.usefixtures("light_runs"), pytest.mark.usefixtures("own_state")]
 
 DECLARED: dict[str, Any] = {
     "name": "clinic",
