@@ -97,12 +97,13 @@ def _of_population(name: str, draws: int) -> measured.Cells:
             cell: dict[str, Any] = {"seeds": [0], "broken": [broken / draws], "draws": [draws], "delta": DELTA}
             cell |= {"unit": dataset.unit, "relation": "add or remove one"}
             for group, label in enumerate(dataset.group_names):
-                cell[f"answered_{group}"] = [float(np.mean(answered, axis=0)[group])]
-                cell[f"without_noise_{group}"] = [float(np.mean(exactly, axis=0)[group])]
+                cell[f"share_answered_{group}"] = [float(np.mean(answered, axis=0)[group])]
+                cell[f"share_without_noise_{group}"] = [float(np.mean(exactly, axis=0)[group])]
                 cell[f"group_{group}"] = label
             found[f"{name}, {epsilon:g}, {rate:g}, {size}"] = cell
             shares = ", ".join(
-                f"{cell[f'answered_{g}'][0]:.0%} ({cell[f'without_noise_{g}'][0]:.0%})" for g in range(groups)
+                f"{cell['share_answered_' + str(g)][0]:.0%} ({cell['share_without_noise_' + str(g)][0]:.0%})"
+                for g in range(groups)
             )
             print(f"{name}, epsilon {epsilon:g}, r {rate:g}, {size}: broken {broken / draws:.1%}; {shares}", flush=True)
     return found

@@ -53,6 +53,7 @@ _SHARES = (
     "majority_accuracy",
     "unrefused_accuracy",
     *("held", "exact", "undefined", "private_choice", "free_choice", "by_trials", "defaults", "worst"),
+    "broken",
     "fnr",
     "fpr",
 )
@@ -123,7 +124,7 @@ def text(metric: str, measured: Sequence[float]) -> str:
         return "undefined"
     mean, spread = statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None
     if metric in _SHARES or (
-        metric.startswith(("accuracy_", "clipped_", "reduction_")) and metric != "accuracy_parity"
+        metric.startswith(("accuracy_", "clipped_", "reduction_", "share_")) and metric != "accuracy_parity"
     ):
         return f"{100 * mean:.1f} %" if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %"
     if metric.startswith("p_") or metric == "p":
