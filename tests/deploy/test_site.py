@@ -65,7 +65,7 @@ def test_every_field_of_every_method_is_in_the_reference():
         ("| `seed` | whole number at least 0<br>default `0` |", "never of noise"),
         ("| `data.unit` | `record` or null<br>default `null` |", "all records of a person together"),
         ("| `student.label_smoothing` | number at least 0 and below 1<br>default `0.0` |", ""),
-        ("| `teachers.num_teachers` | whole number at least 2<br>default `100` |", "*Read by fairpate, "),
+        ("| `teachers.num_teachers` | whole number at least 2<br>default `100` |", "*Read by pate, fairpate, "),
         (
             "| `noise` | `os_entropy`, `seeded`<br>default `os_entropy` |",
             "*Read by all but sgd, f_ld, covariance_constraint.*",

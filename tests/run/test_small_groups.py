@@ -89,21 +89,6 @@ def test_four_children_are_in_no_number_that_is_published(clinic, tmp_path, fair
             assert told(json.loads(packed.read(name))) == [{"name": "children", **unknown}]
 
 
-def test_what_an_earlier_version_measured_gets_no_card(clinic, tmp_path, fairpate):
-    """Its metrics may show any cell: the run's command makes them again."""
-    out = tmp_path / "run"
-    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8", "--yes"]
-    assert fairpate(*asked, "--out", str(out))[0] == 0
-    run, _ = open_run_directory(out)
-    older = {name: value for name, value in read_json(run.metrics).items() if name != "least_cell"}
-    run.metrics.write_text(json.dumps(older), encoding="utf-8")
-    code, _, said = fairpate("card", str(out))
-    assert code != 0
-    assert "repeat the run's command" in " ".join(said.split())
-    assert fairpate(*asked, "--out", str(out))[0] == 0
-    assert fairpate("card", str(out))[0] == 0
-
-
 def test_a_finished_run_is_measured_again_under_another_least_size(clinic, tmp_path, fairpate):
     """The size decides what is shown and nothing of the model, which is not trained again."""
     out = tmp_path / "run"
