@@ -170,6 +170,21 @@ class Mechanism(ABC):
         return accountant.rdp_data_dependent([self.realised(votes_QC)])
 
 
+KindT = TypeVar("KindT", bound=type[Mechanism])
+_KINDS: dict[str, type[Mechanism]] = {}
+
+
+def register(kind: KindT) -> KindT:
+    """Register a mechanism class under its name and return the class; usable as a decorator.
+
+    ValueError if another mechanism has this name.
+    """
+    # A ledger knows its mechanism by this name: another class under it would price the same entries otherwise.
+    if _KINDS.setdefault(kind.name, kind) is not kind:
+        raise ValueError(f"{kind.name}: another mechanism has this name; give {kind.__qualname__} a different one.")
+    return kind
+
+
 def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityGate) -> list[Outcome]:
     """Pass labels through the demographic-parity gate (FairPATE, arXiv 2302.09183, Algorithm 1); return the queries'
     outcomes.
@@ -278,6 +293,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         return label_chances(counts_QC, num_teachers=num_teachers, noise_stddev_votes=self.noise_stddev_votes)
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGnmax(ConfidentVotes):
     """Confident-GNMax: releases the noisy argmax of the votes on each query on which enough teachers agree.
@@ -301,6 +317,7 @@ class ConfidentGnmax(ConfidentVotes):
         return as_in_paper_rdp(self.realised(votes_QC), fairness_rejected_Q=rejected_Q)
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class ConfidentCounts(ConfidentVotes):
     """Confident-GNMax that releases all noisy counts with each answer. The demographic-parity gate reads only the
@@ -310,6 +327,7 @@ class ConfidentCounts(ConfidentVotes):
     releases: ClassVar[ReleaseKind] = "counts"
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class NearestRecords(ConfidentVotes):
     """Private-kNN: for each query, a random sample of the private records is drawn at ``sampling_rate``, and the
@@ -350,6 +368,7 @@ class NearestRecords(ConfidentVotes):
         return {"gamma": f"{self.sampling_rate:g}", "k": f"{self.num_neighbours}", **super().columns()}
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class NearestCounts(NearestRecords):
     """:class:`NearestRecords` that releases all noisy counts with each answer, at the same cost."""
@@ -453,25 +472,6 @@ def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes:
     # Rounding moved the sum a little; scaled, it is the total again.
     expected_QC = (total * expected_CQ / expected_CQ.sum(axis=0)).T
     return (expected_QC + 1) / (num_teachers + num_classes)
-
-
-KindT = TypeVar("KindT", bound=type[Mechanism])
-_KINDS: dict[str, type[Mechanism]] = {}
-
-
-def register(kind: KindT) -> KindT:
-    """Register a mechanism class under its name and return the class; usable as a decorator.
-
-    ValueError if another mechanism has this name.
-    """
-    # A ledger knows its mechanism by this name: another class under it would price the same entries otherwise.
-    if _KINDS.setdefault(kind.name, kind) is not kind:
-        raise ValueError(f"{kind.name}: another mechanism has this name; give {kind.__qualname__} a different one.")
-    return kind
-
-
-for _kind in (ConfidentGnmax, ConfidentCounts, NearestRecords, NearestCounts):
-    register(_kind)
 
 
 def mechanism_named(name: str, parameters: Mapping[str, Any]) -> Mechanism:

@@ -462,6 +462,13 @@ class Terms(Section):
 
     delta: float = Field(1e-5, gt=0, lt=1)
 
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What this section states of epsilon, the neighbouring relation and the accounting, by name; what it leaves to
+        the method is missing."""
+        names = ("epsilon", "relation", "accounting")
+        return {name: value for name, value in self if name in names and value is not None}
+
 
 class RecordTerms(Terms):
     """The delta and the neighbouring relation for which epsilon is stated, with one record as the privacy unit."""

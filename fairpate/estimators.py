@@ -847,7 +847,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return ``dataset`` with its public number of private records or persons, if there is one: the given
         ``num_records``, or the real number if the statement calls it public."""
         units = self.num_records
-        if getattr(config.target, "relation", None) != "replace one" and self._follows_from_size(len(dataset.public)):
+        if config.target.stated.get("relation") != "replace one" and self._follows_from_size(len(dataset.public)):
             units = dataset.private.num_protected
         return replace(dataset, declared_units=units)
 
@@ -1445,9 +1445,10 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, y, **given) for each in candidates]
         for config, *_ in prepared:
             require_kept_names(config, whole)
-            if getattr(config, "noise", "seeded") != OS_ENTROPY:
+            if not config.draws_fresh_noise:
+                noise = "seeded" if config.is_seeded else "none"
                 raise ValueError(
-                    f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be searched "
+                    f"estimator: {config.method} with noise {noise} cannot be searched "
                     f"privately, because trials need fresh noise; set noise={OS_ENTROPY!r}, or choose a private method."
                 )
         # Here and not in a trial, of which nothing is heard.

@@ -104,3 +104,42 @@ def test_nothing_of_ours_uses_pickle_or_relative_imports():
     for name, module in MODULES.items():
         assert not {"pickle", "cloudpickle", "joblib"} & {top for _, top, _ in module.imports}, name
         assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(module.tree)), name
+
+
+def asked_classes():
+    """Where a module outside ``methods`` asks which class a method is: by `isinstance`, `issubclass` or a pattern with
+    a class of a method, or by `getattr` or `hasattr` on what is named as one."""
+    of_methods = {
+        node.name
+        for name, module in MODULES.items()
+        if is_within(name, "fairpate.methods")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and not node.name.endswith(("Config", "Trained"))
+    } - {"Trained", "Labels", "Training", "Audited"}
+    named = {"config", "method", "schema", "target", "checked", "opened"}
+    for name, module in MODULES.items():
+        if not is_within(name, "fairpate") or is_within(name, "fairpate.methods"):
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.MatchClass):
+                asked = {each.id for each in ast.walk(node.cls) if isinstance(each, ast.Name)}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                last = {part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in node.args}
+                if node.func.id in ("isinstance", "issubclass"):
+                    inner = [each for argument in node.args[1:] for each in ast.walk(argument)]
+                    asked = {getattr(each, "attr", getattr(each, "id", "")) for each in inner}
+                # By a name that is written there: who reads all fields of a class by their names asks nothing.
+                elif node.func.id in ("getattr", "hasattr") and last & named and isinstance(node.args[1], ast.Constant):
+                    asked = of_methods
+                else:
+                    continue
+            else:
+                continue
+            if asked & of_methods:
+                yield f"{name}:{node.lineno}"
+
+
+def test_a_method_is_asked_for_what_is_needed_and_not_for_its_class():
+    found = sorted(asked_classes())
+    # `aggregate` reads the file of votes that one method has; two commands on a ledger read the plan of the voters.
+    assert [place.partition(":")[0] for place in found] == ["fairpate.run.run", *["fairpate.run.serve"] * 2], found

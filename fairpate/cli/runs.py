@@ -147,7 +147,7 @@ def _dry_run(
     from fairpate.pages import delta_caution
     from fairpate.releases.directory import RunDirectory
     from fairpate.run.folder import check_run_directory, load_for
-    from fairpate.run.forecast import describe, forecast, other_voters, planned_cost
+    from fairpate.run.forecast import describe, forecast, other_voters
     from fairpate.run.run import check_data
     from fairpate.run.statement import public_units
 
@@ -162,7 +162,7 @@ def _dry_run(
     with waiting("data"):
         dataset = load_for(source, config.data)
         check_data(config, dataset)
-        cost = planned_cost(config, dataset)
+        cost = config.planned_cost(dataset)
         caution = "" if cost is None else delta_caution(cost.delta, public_units(config, dataset), cost.unit)
         found = [forecast(config, dataset, cost)]
     why = words = None

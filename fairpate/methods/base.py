@@ -50,7 +50,7 @@ from aggregator.mechanism import lead_needed
 from fairpate import config as configuration
 from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply_override, parse_config, without
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
-from fairpate.files import open_storage
+from fairpate.files import Storage
 from fairpate.lazy import torch
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
@@ -60,7 +60,7 @@ from fairpate.releases.arrays import ReleasedArrays, read_release, require_same_
 from fairpate.releases.directory import DataRecord, RunDirectory, RunFolderError
 from fairpate.releases.meter import Charging
 from fairpate.terminal import Reporter
-from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, stream_seed
+from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, VoteBatch, stream_seed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -148,6 +148,13 @@ def looks_of(names: Iterable[str]) -> dict[str, tuple[str, int]]:
     the code of others."""
     ours = standing_here() | standing_here(listed=False)
     return {name: (find_method(name).family, find_method(name).colour) for name in names if name in ours}
+
+
+@cache
+def voters_of_each_kind() -> dict[str, str]:
+    """Return who votes on a label, in words, by those methods of this folder that stand for a kind of voters."""
+    found = {name: find_method(name).voters for name in standing_here()}
+    return {name: words for name, words in found.items() if words}
 
 
 def all_methods() -> dict[str, type[Method]]:
@@ -297,6 +304,9 @@ class RunLog(Charging, Protocol):
     """All that a method may ask of its run: to charge and store its releases, as
     :class:`fairpate.releases.log.ReleaseLog` does."""
 
+    def check(self, events: Sequence[Event], *, noise: str) -> None:
+        """Raise LimitReachedError if a run with the privacy ``events`` would exceed a limit of the data set."""
+
     def fix_plan(self, events: Sequence[Event], *, noise: str) -> None:
         """Check all ``events`` of the run against the operator's limits, and fix them as its plan."""
 
@@ -429,7 +439,19 @@ class Method(Section):
     - ``is_listed``: `fairpate methods` lists it; other methods are found by name only.
     - ``asks_teachers``: voters answer its queries one by one through a ledger, the durable record of queries and
       charges, so that a service can submit further queries later.
-    - ``trains_teachers``: it trains teachers on disjoint shards.
+    - ``voters``: who votes on a label, in words; only of one method for each kind of voters, which a dry run then shows
+      with others.
+    - ``trains_teachers``: it trains teachers on disjoint shards (:class:`TrainsTeachers`).
+    - ``keeps_teachers``, ``keeps_votes``: voters, or the votes that they cast, remain after the run; ``lost_voters``
+      says in an error what is gone if voters do not. ``votes_on_anything``: they can also vote on records that are not
+      in the public pool.
+    - ``keeps_release``: it keeps a release of arrays, from which other runs can learn (:class:`ReleasingMethod`).
+    - ``sums_over_sites``: its releases are sums that several sites can draw together.
+    - ``meets_target``: its noise is calibrated to the target of a training.
+    - ``known_before``: None unless its events are known before it trains; else the condition on its settings, in words.
+    - ``brings_data``: its records come with a file that its settings name (:meth:`own_dataset`).
+    - ``leaves_room``: its privacy budget may have room for further queries after the run.
+    - ``publishes_model``: a run trains a model, and does not only release labels.
     - ``has_gate``: a fairness rule refuses some of its answers, by the groups of public records.
     - ``releases_model``: the trained model is itself a release, not only learned from earlier releases.
     - ``reads_groups``: it reads the groups of private records.
@@ -454,8 +476,20 @@ class Method(Section):
     colour: ClassVar[int]
     is_listed: ClassVar[bool] = True
     asks_teachers: ClassVar[bool] = False
+    voters: ClassVar[str] = ""
     trains_teachers: ClassVar[bool] = False
+    keeps_teachers: ClassVar[bool] = False
+    keeps_votes: ClassVar[bool] = False
+    lost_voters: ClassVar[str] = "teachers were not kept"
+    votes_on_anything: ClassVar[bool] = False
     has_gate: ClassVar[bool] = False
+    leaves_room: ClassVar[bool] = False
+    keeps_release: ClassVar[bool] = False
+    sums_over_sites: ClassVar[bool] = False
+    meets_target: ClassVar[bool] = False
+    known_before: ClassVar[str | None] = None
+    brings_data: ClassVar[bool] = False
+    publishes_model: ClassVar[bool] = True
     releases_model: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = True
     protects_persons: ClassVar[bool] = False
@@ -499,15 +533,18 @@ class Method(Section):
     evaluation: configuration.EvaluationConfig = configuration.EvaluationConfig()
 
     @property
+    def architectures(self) -> dict[str, configuration.LayersConfig]:
+        """The architectures of networks, without initial weights, by section (such as ``student.model``)."""
+        return {"student.model": self.student.model}
+
+    @property
     def networks(self) -> dict[str, configuration.ModelConfig]:
         """The configured architectures with their initial weights, by section (such as ``student.model``)."""
         found = {}
-        for section in ("teachers", "student"):
-            if getattr(self, section, None) is not None and getattr(self, section).model.name != "ridge":
-                network: configuration.LayersConfig = getattr(self, section).model
-                # Other architectures have no weights to start from.
-                start = dict(self.backbone) if network.name in configuration.BACKBONES else {}
-                found[f"{section}.model"] = configuration.ModelConfig(**dict(network), **start)
+        for section, model in self.architectures.items():
+            # Other architectures have no weights to start from.
+            start = dict(self.backbone) if model.name in configuration.BACKBONES else {}
+            found[section] = configuration.ModelConfig(**dict(model), **start)
         return found
 
     @model_validator(mode="after")
@@ -530,42 +567,6 @@ class Method(Section):
         learning = {name: getattr(student, name) for name in configuration.LearningConfig.model_fields}
         fit = configuration.FitConfig(**values, label_smoothing=student.label_smoothing)
         return configuration.StudentTraining(model=self.networks["student.model"], fit=fit, **learning)
-
-    def train_teachers(
-        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Advance | None = None
-    ) -> Ensemble:
-        """Train those teachers that have no checkpoint, as section ``teachers`` configures, and return the ensemble of
-        all teachers.
-
-        ``folder`` is for checkpoints, unless ``storage`` is configured.
-        """
-        from teachers.ensemble import train_ensemble  # torch, which reading a configuration does not need
-
-        teachers: configuration.TeachersConfig = getattr(self, "teachers")  # noqa: B009 - of the methods that have teachers
-        storage: str | None = getattr(self, "storage", None)
-        of_pictures = dataset.embedding is not None and len(dataset.embedding.record_shape) > 1
-        epsilon: float | None = getattr(self.target, "epsilon", None)
-        chosen = num_features(teachers.num_teachers, epsilon, of_pictures=of_pictures)
-        ridge = teachers.ridge.model_copy(update={"num_features": teachers.ridge.num_features or chosen})
-        how: dict[str, Any] = {"ridge": ridge}
-        if teachers.model.name != "ridge":
-            # With their initial weights and optimiser.
-            fit = configuration.FitConfig(**dict(teachers.fit), **dict(self.training))
-            how = {"model": self.networks["teachers.model"], "fit": fit}
-        training = configuration.TeachersTraining(
-            **how, **{name: getattr(teachers, name) for name in configuration.ShardsConfig.model_fields}
-        )
-        return train_ensemble(
-            dataset.private,
-            training,
-            num_classes=dataset.num_classes,
-            seed=self.seed,
-            checkpoint_dir=folder if storage is None else open_storage(storage),
-            augment=self.augment,
-            public_x=dataset.public.x,
-            pool=pool,
-            on_progress=on_progress,
-        )
 
     @property
     def reads_public_groups(self) -> bool:
@@ -606,7 +607,32 @@ class Method(Section):
     @property
     def is_seeded(self) -> bool:
         """True if the method's noise is reproducible, so that the run is not private."""
-        return getattr(self, "noise", None) == "seeded"
+        return False
+
+    @property
+    def draws_fresh_noise(self) -> bool:
+        """True if the method draws noise from the operating system."""
+        return False
+
+    @property
+    def declared_units(self) -> int | None:
+        """The number of private records that the settings declare as public; None if they declare none."""
+        return None
+
+    @property
+    def service_ray(self) -> configuration.RayConfig:
+        """The resources that a service of the published model reserves by default."""
+        return configuration.RayConfig()
+
+    @property
+    def shared_release(self) -> Values | None:
+        """The settings of the release of arrays that runs with the same settings share; None if it keeps none."""
+        return None
+
+    @property
+    def shared_votes(self) -> Values | None:
+        """The settings on which the votes depend that runs with the same settings share; None if it shares none."""
+        return None
 
     @property
     def unread(self) -> dict[str, str]:
@@ -652,20 +678,7 @@ class Method(Section):
                 f"data.unit: {self.method} {reason}, but {dataset.name} names persons; set data.unit=record, which "
                 "protects each record by itself, or choose another method."
             )
-        teachers = getattr(self, "teachers", None)
-        count = teachers.num_teachers if isinstance(teachers, configuration.TeachersConfig) else 0
-        # Without a word on how many there are. Of several sites, others may have more than this one.
-        if dataset.shared_unit is None and count > dataset.private.num_protected:
-            raise ConfigError(
-                f"teachers.num_teachers: {count} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
-                "that some would have no records; lower it."
-            )
-        is_solved = isinstance(teachers, configuration.TeachersConfig) and teachers.model.name == "ridge"
-        if is_solved and dataset.public.x.ndim != 2:
-            raise ConfigError(
-                f"teachers.model: ridge learns from vectors, and {dataset.name} has pictures; set data.embedding to "
-                "{}, or choose a network."
-            )
+        self.check_teachers(dataset)
         if not len(dataset.public) and (needing := self.needing_public):
             others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}
             other = others.get(needing[0], "leave it out")
@@ -678,6 +691,63 @@ class Method(Section):
                 f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
                 "another data set or method."
             )
+
+    def check_teachers(self, dataset: Dataset) -> None:
+        """Raise ConfigError for a data set from which the method's teachers cannot learn."""
+
+    def check_sites(self) -> None:
+        """Raise ConfigError for settings with which sites cannot draw the releases together."""
+
+    def check_room(self, dataset: Dataset, log: RunLog) -> str:  # noqa: ARG002
+        """Raise LimitReachedError if a limit of the operator has no room for what the method plans to release before
+        it learns. Return what does not fit a budget, in words; empty if all fits."""
+        return ""
+
+    def own_dataset(self, *, to_train: bool = False) -> Dataset | None:  # noqa: ARG002
+        """Return the data set that a file in the settings brings (``brings_data``), else None.
+
+        ``to_train``: raise ConfigError if no model can be trained on it.
+        """
+        return None
+
+    def votes_to_share(
+        self,
+        dataset: Dataset,
+        folder: Path,
+        reporter: Reporter,
+        pool: BlockPool | None = None,
+    ) -> VoteBatch:
+        """Train voters, whose checkpoints are stored in ``folder``, and return their votes on the queries of this run,
+        which runs with the same ``shared_votes`` share."""
+        raise NotImplementedError
+
+    def planned_cost(self, dataset: Dataset) -> Price | None:  # noqa: ARG002
+        """Return the largest privacy cost that a run may publish; None for a run without a guarantee."""
+        return None
+
+    def release(self, training: Training) -> Any:
+        """Draw and return what is released before a model learns from it (:meth:`learn`). Only for methods that release
+        something else than the trained model."""
+        raise NotImplementedError
+
+    def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> ReleasedArrays:
+        """Return a release of arrays that reads no private records, for ``keeps_release``: this shows beforehand which
+        events it will have. ``noisy_sum`` replaces the noisy sums over private records."""
+        raise NotImplementedError
+
+    def learn(self, training: Training, released: Any) -> Trained:
+        """Train the model from what was ``released`` and from public records, and return it."""
+        raise NotImplementedError
+
+    def private_population(
+        self,
+        released: ReleasedArrays,  # noqa: ARG002 - most releases hold no groups
+        dataset: Dataset,  # noqa: ARG002
+        student: Student,  # noqa: ARG002
+    ) -> PrivatePopulation | None:
+        """Return estimates of how ``student`` treats the groups of private records (its predictions, errors and gaps),
+        computed from ``released``; None if this release does not allow any."""
+        return None
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
         """Return an estimate, for warnings before a run, of how clearly votes decide labels; None for a method without
@@ -712,7 +782,7 @@ class Method(Section):
     def price(self, trained: Trained) -> Price:
         """Return the epsilon to publish, with its delta, unit and relation: the epsilon of the events of ``trained``,
         or its ``epsilon_bound`` if it has one."""
-        known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
+        known = {name: value for name, value in self.target.stated.items() if name != "epsilon"}
         cost = price(trained.events, delta=self.target.delta, **known)
         # A limit that was fixed before the first query also holds if later queries depended on earlier answers.
         return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
@@ -740,6 +810,75 @@ class Method(Section):
             )
 
 
+class TrainsTeachers(Method):
+    """A method with section ``teachers``: it trains teachers on disjoint shards of the private records."""
+
+    trains_teachers: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # each method declares the section in its place
+        teachers: configuration.TeachersConfig
+
+    @property
+    def architectures(self) -> dict[str, configuration.LayersConfig]:
+        """The architectures of teachers, if they are networks, and of the student."""
+        own = {} if self.teachers.model.name == "ridge" else {"teachers.model": self.teachers.model}
+        return own | super().architectures
+
+    def checkpoints(self, folder: Path) -> Path | Storage:
+        """Return where teachers are stored: ``folder``, unless the method has a place of its own."""
+        return folder
+
+    def check_teachers(self, dataset: Dataset) -> None:
+        """Raise ConfigError for fewer private records than teachers, and for teachers that do not learn from
+        pictures."""
+        count = self.teachers.num_teachers
+        # Without a word on how many there are. Of several sites, others may have more than this one.
+        if dataset.shared_unit is None and count > dataset.private.num_protected:
+            raise ConfigError(
+                f"teachers.num_teachers: {count} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
+                "that some would have no records; lower it."
+            )
+        if self.teachers.model.name == "ridge" and dataset.public.x.ndim != 2:
+            raise ConfigError(
+                f"teachers.model: ridge learns from vectors, and {dataset.name} has pictures; set data.embedding to "
+                "{}, or choose a network."
+            )
+
+    def train_teachers(
+        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Advance | None = None
+    ) -> Ensemble:
+        """Train those teachers that have no checkpoint, as section ``teachers`` configures, and return the ensemble of
+        all teachers.
+
+        ``folder`` is for checkpoints, unless the method keeps them elsewhere (:meth:`checkpoints`).
+        """
+        from teachers.ensemble import train_ensemble  # torch, which reading a configuration does not need
+
+        teachers = self.teachers
+        of_pictures = dataset.embedding is not None and len(dataset.embedding.record_shape) > 1
+        chosen = num_features(teachers.num_teachers, self.target.stated.get("epsilon"), of_pictures=of_pictures)
+        ridge = teachers.ridge.model_copy(update={"num_features": teachers.ridge.num_features or chosen})
+        how: dict[str, Any] = {"ridge": ridge}
+        if teachers.model.name != "ridge":
+            # With their initial weights and optimiser.
+            fit = configuration.FitConfig(**dict(teachers.fit), **dict(self.training))
+            how = {"model": self.networks["teachers.model"], "fit": fit}
+        training = configuration.TeachersTraining(
+            **how, **{name: getattr(teachers, name) for name in configuration.ShardsConfig.model_fields}
+        )
+        return train_ensemble(
+            dataset.private,
+            training,
+            num_classes=dataset.num_classes,
+            seed=self.seed,
+            checkpoint_dir=self.checkpoints(folder),
+            augment=self.augment,
+            public_x=dataset.public.x,
+            pool=pool,
+            on_progress=on_progress,
+        )
+
+
 class UnprotectedMethod(Method):
     """A method without noise and without a privacy guarantee, for comparison only: its epsilon is infinite, and its
     results are for the operator only."""
@@ -753,7 +892,7 @@ class UnprotectedMethod(Method):
         the run infinite.
         """
         # An unprotected target states the relation alone, if anything.
-        relation: Relation = getattr(self.target, "relation", None) or "add or remove one"
+        relation: Relation = self.target.stated.get("relation", "add or remove one")
         unit = training.dataset.unit
         event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, unit=unit, relation=relation)
         return Trained(model=training.model.eval(), events=(event,), noise=NO_NOISE, remarks=remarks)
@@ -762,6 +901,8 @@ class UnprotectedMethod(Method):
 class PrivateMethod(Method):
     """A private method whose noise is calibrated to a target epsilon and delta."""
 
+    meets_target: ClassVar[bool] = True
+
     target: configuration.PrivacyTarget = configuration.PrivacyTarget()
     noise: Noise = Field("os_entropy", description="Source of noise; `seeded` reproduces a run and gives no privacy.")
 
@@ -769,6 +910,25 @@ class PrivateMethod(Method):
     def is_private(self) -> bool:  # type: ignore[override]
         """True if the target epsilon is finite, so that there is noise."""
         return self.target.epsilon < math.inf
+
+    @property
+    def is_seeded(self) -> bool:
+        return self.noise == "seeded"
+
+    @property
+    def draws_fresh_noise(self) -> bool:
+        return self.noise == "os_entropy"
+
+    def planned_cost(self, dataset: Dataset) -> Price | None:
+        """Return the target, which a run spends in full; None without noise."""
+        if not self.is_private:
+            return None
+        unit, target, relation = self.unit_of(dataset), self.target, self.target.relation
+        if relation is None:  # an attribute is exchanged while its record stays: nothing is added or removed
+            relation = "replace one" if unit == "sensitive attribute" else "add or remove one"
+        return Price(
+            epsilon=target.epsilon, delta=target.delta, unit=unit, relation=relation, accounting=target.accounting
+        )
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
         """Return the source of secret samples and Gaussian noise; ``stream`` selects the seed if noise is seeded."""
@@ -804,12 +964,18 @@ class ReleasingMethod(PrivateMethod):
     """
 
     releases_model: ClassVar[bool] = False
+    keeps_release: ClassVar[bool] = True
+    known_before: ClassVar[str | None] = ""
     afterwards: ClassVar[tuple[str, ...]] = ("student", "training", "augment", "backbone", "public_data")
 
     @property
     def release_settings(self) -> dict[str, Any]:
         """All settings on which the release depends; it also depends on the records and the noise."""
         return self.settings_without(*self.afterwards)
+
+    @property
+    def shared_release(self) -> Values:
+        return self.release_settings
 
     @property
     def release_alone(self) -> ReleasingMethod:
@@ -852,22 +1018,8 @@ class ReleasingMethod(PrivateMethod):
         # The rehearsal has no records, so it does not know persons either: the unit is set here.
         return tuple(of_unit(event, dataset.unit) for event in events)
 
-    def learn(self, training: Training, released: ReleasedArrays) -> Trained:
-        """Train the model from the noisy arrays ``released`` and from public records, and return it."""
-        raise NotImplementedError
-
     def train(self, training: Training) -> Trained:
         return self.learn(training, self.release(training))
-
-    def private_population(
-        self,
-        released: ReleasedArrays,  # noqa: ARG002 - most releases hold no groups
-        dataset: Dataset,  # noqa: ARG002
-        student: Student,  # noqa: ARG002
-    ) -> PrivatePopulation | None:
-        """Return estimates of how ``student`` treats the groups of private records (its predictions, errors and gaps),
-        computed from ``released``; None if this release does not allow any."""
-        return None
 
 
 def config_digest(config: Method) -> str:
@@ -889,7 +1041,7 @@ def determining_values(config: Method, values: dict[str, Any] | None = None) -> 
 
 def check_release_of(config: Method, source: Path) -> None:
     """Raise ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
-    if not isinstance(config, ReleasingMethod):
+    if config.shared_release is None:
         raise ConfigError(
             f"method: {config.method} keeps no release (noisy statistics that another run could learn from); set "
             "method to that of the run whose release is used."
@@ -902,7 +1054,7 @@ def check_release_of(config: Method, source: Path) -> None:
     origin = read_release(found)[1]
     # The rule of a hashed split is compared once the data are read.
     settings = {name: value for name, value in origin.settings.items() if name != "parts"}
-    require_same_settings(replace(origin, settings=settings), config.release_settings, found)
+    require_same_settings(replace(origin, settings=settings), config.shared_release, found)
 
 
 def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:

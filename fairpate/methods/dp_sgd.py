@@ -223,6 +223,11 @@ class DpSgdFamily(PrivateMethod):
         drawn = {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
         return records | drawn | {"watch": training.watch}
 
+    @property
+    def declared_units(self) -> int | None:
+        """The number of private records that section ``dp_sgd`` declares, if the method reads the section."""
+        return None if "dp_sgd" in self.unread else self.dp_sgd.num_records
+
     def noise_of_steps(self, events: Sequence[Any]) -> dict[str, tuple[float, float, float]]:
         """Return for each release of a step its noise multiplier or scale, the variance of noise of scale 1, and its
         kurtosis. They follow from the ``events`` of the statement: one event may stand for two releases on one sample,
@@ -246,6 +251,7 @@ class DpSgd(DpSgdFamily):
     """DP-SGD, with noise calibrated to the target. It protects one record or one person."""
 
     protects_persons: ClassVar[bool] = True
+    known_before: ClassVar[str | None] = ""
     title: ClassVar[str] = "DP-SGD"
     paper: ClassVar[str] = "Abadi et al. 2016, arXiv 1607.00133"
     colour: ClassVar[int] = 2

@@ -276,6 +276,8 @@ class OwnVotes(GnmaxMethod):
     colour: ClassVar[int] = 6
 
     is_listed: ClassVar[bool] = False  # it trains nothing, and needs a file of votes
+    brings_data: ClassVar[bool] = True
+    lost_voters: ClassVar[str] = "file of votes is gone"
     votes_on_anything: ClassVar[bool] = False  # only on records in the file
 
     method: str = "own_votes"
@@ -289,6 +291,22 @@ class OwnVotes(GnmaxMethod):
     def unit_of(self, dataset: Dataset) -> Unit:  # noqa: ARG002 - of the operator
         assert self.votes.unit is not None
         return self.votes.unit
+
+    @property
+    def publishes_model(self) -> bool:  # type: ignore[override]
+        """True if the file of votes has features, from which a student learns."""
+        return bool(self.votes.features)
+
+    def own_dataset(self, *, to_train: bool = False) -> Dataset:
+        """Return the records of the file of votes."""
+        if to_train:
+            self.check()
+        if to_train and not self.publishes_model:
+            raise ConfigError(
+                "votes.features: missing, so no student can be trained; name columns of features, or release labels "
+                "alone by `fairpate aggregate`."
+            )
+        return read_votes_file(self.votes).dataset
 
     @property
     def keeps_teachers(self) -> bool:  # type: ignore[override]

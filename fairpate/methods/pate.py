@@ -64,9 +64,23 @@ from fairpate import types
 from fairpate.config import AggregatorConfig, ConfigError, GatedAggregatorConfig, Noise, QueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.files import arrays_digest
+from fairpate.files import Storage, arrays_digest, open_storage
 from fairpate.lazy import Later, torch
-from fairpate.methods.base import Audited, ExpectedVotes, Method, NoisySum, Stream, Trained, Training, multiplier_within
+from fairpate.methods.base import (
+    Audited,
+    ExpectedVotes,
+    Method,
+    NoisySum,
+    Price,
+    RunLog,
+    Stream,
+    Trained,
+    Training,
+    TrainsTeachers,
+    determining_values,
+    multiplier_within,
+    price,
+)
 from fairpate.methods.learning import fit_student, passing, public_records, unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, table_event
 from fairpate.methods.record_votes import rule_network, with_noise
@@ -638,18 +652,16 @@ def _submit(
 class VotingMethod(Method):
     """A method whose voters answer queries on public records. A subclass defines the voters and how the student learns.
 
-    ``votes_on_anything``: the voters of a service can also vote on records that are not in the public pool.
-    ``keeps_teachers``: the voters remain after the run, so that a service can submit further queries. ``fits_rule``: a
-    linear rule is fitted to the answers to all queries, noisy counts or labels.
+    ``fits_rule``: a linear rule is fitted to the answers to all queries, noisy counts or labels.
     """
 
     asks_teachers: ClassVar[bool] = True
     has_student: ClassVar[bool] = True
     releases_model: ClassVar[bool] = False
+    keeps_teachers: ClassVar[bool] = True
+    votes_on_anything: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = False
     reads_public: ClassVar[bool] = True  # public records are the queries
-    votes_on_anything: ClassVar[bool] = True
-    keeps_teachers: ClassVar[bool] = True
     fits_rule: ClassVar[bool] = False
 
     target: configuration.QueriesTarget = configuration.QueriesTarget()
@@ -668,7 +680,19 @@ class VotingMethod(Method):
         return self.has_gate or self.public_data.calibration is not None
 
     @property
-    def leaves_room(self) -> bool:
+    def is_seeded(self) -> bool:
+        return self.noise == "seeded"
+
+    @property
+    def draws_fresh_noise(self) -> bool:
+        return self.noise == "os_entropy"
+
+    @property
+    def service_ray(self) -> configuration.RayConfig:
+        return self.ray
+
+    @property
+    def leaves_room(self) -> bool:  # type: ignore[override]
         """True if the privacy budget may have room for further queries after the run.
 
         Noise that is calibrated to a target leaves no room, unless ``aggregator.keep`` reserves a share.
@@ -715,6 +739,24 @@ class VotingMethod(Method):
                 "aggregator.keep: reserves a share of target.epsilon, which is not set; set target.epsilon, or leave "
                 "room with aggregator.budget instead."
             )
+
+    def planned_cost(self, dataset: Dataset) -> Price | None:
+        """Return the cost of the target or, with a budget of queries, of all queries that fit: each is charged in full,
+        with any outcome."""
+        plan = self.plan(dataset)
+        events = plan.worst_case(plan.count_fitting())
+        return price(events, delta=self.target.delta, relation=events[0].relation)
+
+    def check_room(self, dataset: Dataset, log: RunLog) -> str:
+        """Raise LimitReachedError if a limit of the operator has no room for the planned queries: then no teacher is
+        trained. A stored release was admitted already; the ledger's meter checks what is charged beyond it."""
+        plan, planned = self.plan(dataset), self.aggregator.num_queries
+        fitting = plan.count_fitting()
+        if log.stored() is None:
+            log.check(plan.worst_case(fitting), noise=plan.source.label)
+        if planned is None or fitting >= planned:
+            return ""
+        return f"has room for {fitting} of {planned} queries; the others will not be asked"
 
     def plan(self, dataset: Dataset) -> QueryPlan:
         """Return the plan of the release, fixed before the first vote; noise is scaled to the target if there is one.
@@ -969,12 +1011,12 @@ def _one_place_everywhere(storage: str) -> str:
     return storage
 
 
-class PateFamily(GnmaxMethod):
+class PateFamily(GnmaxMethod, TrainsTeachers):
     """A method whose voters are teachers, trained on disjoint shards."""
 
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
     protects_persons: ClassVar[bool] = True  # all records of a person reach one teacher
-    trains_teachers: ClassVar[bool] = True
+    keeps_votes: ClassVar[bool] = True
 
     storage: Annotated[str, AfterValidator(_one_place_everywhere)] | None = Field(
         None,
@@ -984,9 +1026,35 @@ class PateFamily(GnmaxMethod):
     teachers: configuration.TeachersConfig = configuration.TeachersConfig()
     thresholds: ThresholdsConfig = ThresholdsConfig()
 
+    def checkpoints(self, folder: Path) -> Path | Storage:
+        return folder if self.storage is None else open_storage(self.storage)
+
     @property
     def num_voters(self) -> int:
         return self.teachers.num_teachers
+
+    @property
+    def shared_votes(self) -> dict[str, Any] | None:
+        """The settings of teachers and queries. Cells of a comparison that differ only in mechanism, gate, budget or
+        student share votes, so none of these is here. None for a method that asks in a way of its own, or other
+        queries: it has votes of its own."""
+        if (type(self).collect_votes, type(self).plan) != (PateFamily.collect_votes, PateFamily.plan):
+            return None
+        # Teachers in closed form are not trained, so settings of training may be missing.
+        values = determining_values(self)
+        asked = {
+            **{name: values.get(name) for name in ("data", "seed", "teachers", "training", "augment", "backbone")},
+            "num_queries": self.aggregator.num_queries,
+            "all_are_candidates": self.queries.admission is not None,
+        }
+        if self.teachers.model.name == "ridge" and self.teachers.ridge.num_features is None:
+            asked["epsilon"] = self.target.epsilon  # it decides how many features they read
+        return asked
+
+    def votes_to_share(
+        self, dataset: Dataset, folder: Path, reporter: Reporter, pool: BlockPool | None = None
+    ) -> VoteBatch:
+        return self.collect_votes(dataset, choose_queries(dataset, self.queries), folder, reporter, pool)
 
     @property
     def fits_rule(self) -> bool:  # type: ignore[override]
@@ -1174,6 +1242,7 @@ class FairPate(PateFamily):
 
     title: ClassVar[str] = "FairPATE"
     colour: ClassVar[int] = 0
+    voters: ClassVar[str] = "models trained on shards"
 
     method: str = "fairpate"
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()

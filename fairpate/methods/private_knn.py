@@ -161,6 +161,7 @@ class PrivateKnn(VotingMethod):
     paper: ClassVar[str] = "Zhu, Yu, Chandraker and Wang, CVPR 2020"
     family: ClassVar[str] = "records"
     colour: ClassVar[int] = 1
+    voters: ClassVar[str] = "nearest records of a secret sample"
 
     method: str = "private_knn"
     private_knn: PrivateKnnConfig = PrivateKnnConfig()
@@ -287,7 +288,7 @@ class PrivateKnn(VotingMethod):
         return replace(plan, budget=BudgetConfig(max_queries=self.planned_queries(plan.queries)))
 
     @property
-    def leaves_room(self) -> bool:
+    def leaves_room(self) -> bool:  # type: ignore[override]
         return self.queries.budget is not None or self.queries.keep > 0
 
     @contextmanager

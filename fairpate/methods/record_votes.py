@@ -389,8 +389,10 @@ class RecordVotes(VotesOfRecords):
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; related: McSherry 2009, arXiv 2406.08039"
     colour: ClassVar[int] = 5
+    voters: ClassVar[str] = "every record, one count"
     learned: ClassVar[tuple[str, ...]] = ("rule",)
     section: ClassVar[str] = "record_votes"
+    sums_over_sites: ClassVar[bool] = True
 
     method: str = "record_votes"
     record_votes: RecordVotesConfig = RecordVotesConfig()
@@ -646,8 +648,10 @@ class WeightedVotes(VotesOfRecords):
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; related: arXiv 1603.07294, arXiv 1709.09216"
     colour: ClassVar[int] = 3
+    voters: ClassVar[str] = "every record, a vector"
     learned: ClassVar[tuple[str, ...]] = ("ridge",)
     section: ClassVar[str] = "weighted_votes"
+    sums_over_sites: ClassVar[bool] = True
 
     method: str = "weighted_votes"
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()

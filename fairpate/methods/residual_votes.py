@@ -308,7 +308,10 @@ class ResidualVotes(RulesOfRecords):
     title: ClassVar[str] = "residual record votes"
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
     colour: ClassVar[int] = 0
+    voters: ClassVar[str] = "every record, several times"
     section: ClassVar[str] = "residual_votes"
+    sums_over_sites: ClassVar[bool] = True
+    known_before: ClassVar[str | None] = "with a curvature"
 
     method: str = "residual_votes"
     student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
@@ -345,6 +348,14 @@ class ResidualVotes(RulesOfRecords):
         # Both plans have the same total of squared sensitivity over variance: the prices differ by rounding.
         # The larger noise serves both, because the sums are released before the curvature is chosen.
         return max(noise_within(self.target, partial(settings.events, curvature=kind)) for kind in kinds)
+
+    def check_sites(self) -> None:
+        """Raise ConfigError if released sums decide how many more follow: a plan of sites fixes them beforehand."""
+        if self.residual_votes.curvature is None:
+            raise ConfigError(
+                "residual_votes.curvature: with null, released sums decide how many more follow, but a plan fixes them "
+                "beforehand; set public or private."
+            )
 
     def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
         """Return the privacy events of all releases. Return None if ``curvature`` is null: the first release then

@@ -30,7 +30,7 @@ from pydantic import Field
 from aggregator.mechanism import label_chances
 from fairpate.config import Count, QueriesConfig, RayConfig, TeachersConfig
 from fairpate.data import Dataset, Split
-from fairpate.methods.base import Audited, ExpectedVotes, Trained, Training, noise_within
+from fairpate.methods.base import Audited, ExpectedVotes, Trained, Training, TrainsTeachers, noise_within
 from fairpate.methods.learning import unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, table_event
 from fairpate.methods.pate import choose_queries
@@ -49,7 +49,7 @@ class TeacherVotesConfig(TaughtConfig):
     )
 
 
-class TeacherVotes(VotesOfRecords):
+class TeacherVotes(VotesOfRecords, TrainsTeachers):
     """All teachers vote on all queries, and one noisy table of their counts is released.
 
     Its noise is calibrated to the target.
@@ -58,7 +58,7 @@ class TeacherVotes(VotesOfRecords):
     title: ClassVar[str] = "one table of teachers' votes"
     paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"
     colour: ClassVar[int] = 4
-    trains_teachers: ClassVar[bool] = True
+    sums_over_sites: ClassVar[bool] = True
     section: ClassVar[str] = "teacher_votes"
 
     method: str = "teacher_votes"

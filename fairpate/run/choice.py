@@ -39,7 +39,7 @@ from fairpate.config import ConfigError, values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
 from fairpate.files import PathIn, arrays_digest, make_folder, private_folder, write_atomically
-from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream
+from fairpate.methods.base import Method, Price, PrivateMethod, Stream, all_methods
 from fairpate.privacy import accountant, discrete_gaussian
 from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
@@ -85,8 +85,8 @@ def select_settings(
     """
     candidates = _candidates(
         configs,
-        ReleasingMethod,
         "that learn from a release of arrays",
+        suits=lambda config: config.keeps_release,
         of_all=lambda config: config.release_settings,
         why="the release reads them, and all models learn from one release",
     )
@@ -138,17 +138,17 @@ def select_settings(
 
 
 def _candidates(
-    configs: Sequence[Method], kind: type[AnyMethod], words: str, *, of_all: Callable[[AnyMethod], Any], why: str
-) -> list[AnyMethod]:
+    configs: Sequence[Any], words: str, *, suits: Callable[[Method], bool], of_all: Callable[[Any], Any], why: str
+) -> list[Any]:
     """Check ``configs``, the settings to choose from, and return them with the checksums of their files of initial
     weights.
 
     ConfigError for fewer than two settings, for a data set without separate validation records, and for a method that
-    is not of the class ``kind``, which ``words`` describes in the message. ConfigError also if ``of_all(config)``, the
+    does not suit, as ``words`` describe in the message. ConfigError also if ``of_all(config)``, the
     values that all settings must share, differs between settings; ``why`` is the reason in the message.
     """
     # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
-    found = [with_pinned_weights(config) for config in configs if isinstance(config, kind)]
+    found = [with_pinned_weights(config) for config in configs if suits(config)]
     if len(found) < 2 or len(found) < len(configs):
         others = sorted({config.method for config in configs} - {config.method for config in found})
         got = ", ".join(others) or f"{len(configs)} of them"
@@ -305,10 +305,14 @@ def plan_trials(
             target = config.target.model_copy(update={"epsilon": of_one})
             events = config.model_copy(update={"target": target}).planned_events(dataset)
             if events is None:
+                known = [
+                    f"{name} {method.known_before}".rstrip()
+                    for name, method in all_methods().items()
+                    if method.known_before is not None
+                ]
                 raise ConfigError(
                     f"method: the privacy cost of {config.method} is not known before it trains, but trials are "
-                    "charged beforehand; choose dp_sgd, fair_dp_sgd, weighted_votes, record_votes, ada_ssp, or "
-                    "residual_votes with a curvature."
+                    f"charged beforehand; choose one of {', '.join(known)}."
                 )
             found.append(events)
         # Settings with the same events are one kind of trial, so that the joint cost is computed for few.
@@ -386,8 +390,8 @@ def select_by_trials(
     run = RunDirectory(root=out / "model")
     candidates = _candidates(
         configs,
-        PrivateMethod,
         "with a target",
+        suits=lambda config: config.meets_target,
         of_all=lambda config: {
             "data": config.data.model_dump(mode="json", exclude={"embedding"}),
             "target": {"delta": config.target.delta, "relation": config.target.relation},

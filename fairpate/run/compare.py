@@ -38,8 +38,7 @@ from fairpate.data.registry import declared_units
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import make_folder, write_atomically
 from fairpate.lazy import torch
-from fairpate.methods.base import ReleasingMethod, determining_values, looks_of
-from fairpate.methods.pate import PateFamily, choose_queries
+from fairpate.methods.base import ReleasingMethod, looks_of
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
 from fairpate.releases.directory import RunDirectory, read_json, read_votes, sole_worker, write_text, write_votes
 from fairpate.releases.log import MetricsFolder, read_receipt
@@ -203,11 +202,12 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
         if cell.config.is_private and not cell.config.is_seeded:
             # By the settings of a release: cells that share it spend it once.
             config = cell.config
-            name = values_digest(config.release_settings) if isinstance(config, ReleasingMethod) else cell.digest
+            shared = config.shared_release
+            name = cell.digest if shared is None else values_digest(shared)
             of_data.setdefault(config.data.name, {}).setdefault(name, cell)
     for data, found in of_data.items():
         targets = [cell.config.target for cell in found.values()]
-        known = [epsilon for target in targets if (epsilon := getattr(target, "epsilon", None)) is not None]
+        known = [epsilon for target in targets if (epsilon := target.stated.get("epsilon")) is not None]
         most = "some without a target"
         if len(known) == len(targets):
             most = f"of at most ε = {epsilon_text(sum(known))} in sum"
@@ -277,24 +277,10 @@ def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
 
     The file name is a digest of the settings that determine the file's content.
     """
-    config = cell.config
-    if isinstance(config, ReleasingMethod):
-        return RunDirectory(root=folder.root / f"runs/release-{values_digest(config.release_settings)}").released
-    # A method that asks in a way of its own, or other queries, has votes of its own.
-    if not isinstance(config, PateFamily):
+    if (shared := cell.config.shared_release) is not None:
+        return RunDirectory(root=folder.root / f"runs/release-{values_digest(shared)}").released
+    if (asked := cell.config.shared_votes) is None:
         return None
-    if (type(config).collect_votes, type(config).plan) != (PateFamily.collect_votes, PateFamily.plan):
-        return None
-    values = determining_values(config)
-    # Cells that differ only in mechanism, gate, budget or student share votes, so none of these is here.
-    asked = {
-        # Teachers in closed form are not trained, so settings of training may be missing.
-        **{name: values.get(name) for name in ("data", "seed", "teachers", "training", "augment", "backbone")},
-        "num_queries": config.aggregator.num_queries,
-        "all_are_candidates": config.queries.admission is not None,
-    }
-    if config.teachers.model.name == "ridge" and config.teachers.ridge.num_features is None:
-        asked["epsilon"] = config.target.epsilon  # it decides how many features they read
     name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     return folder.votes / f"{name}.parquet"
 
@@ -333,9 +319,7 @@ def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPo
     ``pool`` runs the training; None starts a pool by the cell's ``ray`` settings.
     """
     config = cell.config
-    assert isinstance(config, PateFamily)
-    dataset = load_data(config.data)
-    return config.collect_votes(dataset, choose_queries(dataset, config.queries), teachers, reporter, pool)
+    return config.votes_to_share(load_data(config.data), teachers, reporter, pool)
 
 
 def collect_shared_releases(
@@ -349,7 +333,7 @@ def collect_shared_releases(
     mapping from the path of each release's file that could not be written to its error message.
     """
     ray = _ray(sweep)
-    cell_of = {shared_file(cell, folder): cell for cell in cells if isinstance(cell.config, ReleasingMethod)}
+    cell_of = {shared_file(cell, folder): cell for cell in cells if cell.config.keeps_release}
     if not cell_of:
         return {}
     started = time.monotonic()

@@ -35,7 +35,6 @@ from fairpate.data.features import embedded
 from fairpate.data.registry import load_at_site
 from fairpate.files import PathIn, check_output, make_folder, private_folder
 from fairpate.methods.base import Method, Stream, config_digest, configured, determining_values
-from fairpate.methods.pate import PateFamily
 from fairpate.releases.directory import (
     LOCK,
     DataRecord,
@@ -156,7 +155,7 @@ def finished_run(root: Path) -> tuple[RunDirectory, Method]:
     finished."""
     run, config = open_run_directory(root)
     run = run if config.is_private else UnprotectedRun(root=root)
-    run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
+    run.require_finished(with_ledger=config.asks_teachers, with_votes=config.keeps_votes)
     return run, config
 
 

@@ -16,7 +16,7 @@ A run warns before it spends anything if it cannot beat the most common class (:
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,10 @@ from fairpate.data import Dataset, entry_for, load_once
 from fairpate.data.dataset import DatasetEntry
 from fairpate.methods import base
 from fairpate.methods.base import Method, Price
-from fairpate.methods.pate import VotingMethod
 from fairpate.pages import at_most, counted, delta_caution, delta_text, epsilon_text, is_void_delta, percent, question
 from fairpate.releases.directory import RunDirectory
 from fairpate.releases.odometer import Odometer, spent
-from fairpate.report.records import WORDS
 from fairpate.terminal import Reporter, listing
-
-VOTERS: Mapping[str, str] = WORDS["voters"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,22 +123,22 @@ def known_beforehand(config: Method, dataset: Dataset) -> tuple[base.ExpectedVot
 
 
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
-    """Return forecasts of runs on the same data by the other methods in :data:`VOTERS`, which label public records by
-    the votes of teachers, nearest neighbours or single records. ``chosen`` is the method that is left out.
+    """Return forecasts of runs on the same data by methods with other kinds of voters, which label public records:
+    teachers, nearest neighbours or single records. ``chosen`` is the method that is left out.
 
     ``overrides`` are the user's settings, including the data set; each method's other settings follow from them. The
     forecast in which the winning class needs the smallest lead comes first, methods that cannot run come last.
     DataError as in :func:`fairpate.data.load_data`.
     """
     found = []
-    for method in types.stepwise([name for name in VOTERS if name != chosen]):
+    for method in types.stepwise([name for name in base.voters_of_each_kind() if name != chosen]):
         try:
             config = base.resolved(overrides, method)
             config.require_trainable()
             # Several kinds see the pool through the same embedding, and one may take a minute to compute.
             dataset = load_once(config.data)
             config.check_data(dataset)
-            found.append(forecast(config, dataset, planned_cost(config, dataset)))
+            found.append(forecast(config, dataset, config.planned_cost(dataset)))
         except (ConfigError, types.DataSettingsError) as error:
             found.append(RunForecast(method=method, refused=str(error)))
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
@@ -179,7 +175,9 @@ def describe(
     right = [Column(name, justify="right") for name in ("epsilon", "votes a label", "noise", "lead needed", "labels")]
     table = listing("method", "who votes", *right)
     for each in found:
-        voters = VOTERS.get(each.method, "nobody" if each.votes is None and not each.refused else "teachers")
+        voters = base.voters_of_each_kind().get(
+            each.method, "nobody" if each.votes is None and not each.refused else "teachers"
+        )
         numbers = [""] * 5
         if each.refused is None:
             numbers[0] = "none" if each.epsilon is None else epsilon_text(each.epsilon)
@@ -205,7 +203,7 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     """Return the reasons why the model of ``config`` cannot be more accurate than always predicting the most common
     class; empty if no reason is known."""
     (voting, majority), found = known_beforehand(config, dataset), []
-    epsilon = getattr(config.target, "epsilon", None)
+    epsilon = config.target.stated.get("epsilon")
     # Runs in the folder of this one: others are not searched for.
     for path, record in _records_in(run.root.parent).items():
         if path == run.record or record.get("data") != config.data.name:
@@ -276,7 +274,7 @@ def unheard(config: Method, voting: base.ExpectedVotes) -> str | None:
     if voting.lead_needed <= 1:
         return None
     remedies = [f"an epsilon about {voting.lead_needed:.1f} times as large"]
-    if "teachers" in type(config).model_fields:
+    if config.trains_teachers:
         remedies.insert(0, f"{math.ceil(voting.votes * voting.lead_needed):,} teachers")
         # The noise of single labels grows with the root of their number.
         if not voting.fitted_together and (queries := int(voting.labels / voting.lead_needed**2)):
@@ -287,25 +285,6 @@ def unheard(config: Method, voting: base.ExpectedVotes) -> str | None:
         f"Even if all {voting.votes:,} voters agree, the noise of {voting.noise_stddev_votes:.3g} votes on each count "
         f"hides it, so epsilon would be spent on chance: {would_do} would be heard."
     )
-
-
-def planned_cost(config: Method, dataset: Dataset) -> Price | None:
-    """Return the largest privacy cost that a run of ``config`` may publish; None for a run without a guarantee.
-
-    A run with a target epsilon always spends it in full. For a run with a budget of queries instead, the cost is that
-    of submitting all queries that fit the budget.
-    """
-    if isinstance(config, VotingMethod):
-        # Every query that fits is charged in full, with any outcome.
-        plan = config.plan(dataset)
-        events = plan.worst_case(plan.count_fitting())
-        return base.price(events, delta=config.target.delta, relation=events[0].relation)
-    if not (isinstance(config, base.PrivateMethod) and config.is_private):
-        return None
-    unit, target, relation = config.unit_of(dataset), config.target, config.target.relation
-    if relation is None:  # an attribute is exchanged while its record stays: nothing is added or removed
-        relation = "replace one" if unit == "sensitive attribute" else "add or remove one"
-    return Price(epsilon=target.epsilon, delta=target.delta, unit=unit, relation=relation, accounting=target.accounting)
 
 
 def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:

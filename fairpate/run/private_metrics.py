@@ -116,7 +116,7 @@ def require_kept_names(config: Method, dataset: Dataset) -> None:
     """Raise ConfigError if replacing a record's content could move this record from the training to the test records,
     or back. Training and metrics might then both read it, and their privacy costs would add up."""
     by_content = not dataset.keeps_names and not config.protects_attribute_only
-    if by_content and getattr(config.target, "relation", None) == "replace one":
+    if by_content and config.target.stated.get("relation") == "replace one":
         raise ConfigError(
             f"target.relation: with replace one, a replaced record must stay in its split, but {dataset.name} names "
             "records by their content; declare a key column (identity: {key: ...}), or leave target.relation out."

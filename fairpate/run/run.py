@@ -31,7 +31,7 @@ from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
 from fairpate.methods.base import Method, ReleasingMethod, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.pate import ReleasedLabels, VotingMethod
+from fairpate.methods.pate import ReleasedLabels
 from fairpate.pages import listed, percent
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -53,7 +53,7 @@ from fairpate.run import folder as folders
 from fairpate.run.answers import check_bound
 from fairpate.run.baseline import without_privacy
 from fairpate.run.folder import as_trained, create_run_directory, record_data
-from fairpate.run.forecast import announce_delta, announce_spending, cautions, known_beforehand, planned_cost, unheard
+from fairpate.run.forecast import announce_delta, announce_spending, cautions, known_beforehand, unheard
 from fairpate.run.model import check_model_files, initial_model, post_process, student_card, with_pinned_weights
 from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import (
@@ -146,20 +146,14 @@ def run_method(
         UserError, ValueError: Names the field or file, the value and the remedy. Finished stages stay, and nothing is
             charged twice.
     """
-    if dataset is None and isinstance(config, OwnVotes):
+    if dataset is None:
         # Votes that were made elsewhere bring their public records along.
-        config.check()
-        if not config.votes.features:
-            raise ConfigError(
-                "votes.features: missing, so no student can be trained; name columns of features, or release labels "
-                "alone by `fairpate aggregate`."
-            )
-        dataset = read_votes_file(config.votes).dataset
+        dataset = config.own_dataset(to_train=True)
     with _opened(config, reporter, dataset, load=load, release_of=release_of) as opened:
         is_trained = opened.run.student.exists()
         if opened.config.evaluation.metrics == "private" and not opened.config.is_seeded and not is_trained:
             # If a limit has no room for the table of private metrics, nothing is trained.
-            table, cost = opened.log.of_part("test"), planned_cost(opened.config, opened.dataset)
+            table, cost = opened.log.of_part("test"), opened.config.planned_cost(opened.dataset)
             assert cost is not None  # `check_metrics` refuses a method without a guarantee
             if table.stored() is None:
                 event = table_event(cost, with_confidences=opened.config.student.reject is not None)
@@ -176,7 +170,7 @@ def run_method(
                     where = "on average over all queries" if voting.fitted_together else "on a record"
                     lead = f"a lead of {percent(voting.lead_needed)} of {voting.votes:,} votes {where}"
                     reporter.note("noise", f"{lead} stands out 19 times in 20")
-                    if voting.fitted_together and getattr(opened.config, "leaves_room", False):
+                    if voting.fitted_together and opened.config.leaves_room:
                         one = percent(voting.lead_of_one) if voting.lead_of_one <= 1 else "no lead"
                         reporter.note("noise", f"in a single answer of a service, {one} of them does")
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
@@ -190,7 +184,7 @@ def run_method(
 
 
 def make_release(
-    config: ReleasingMethod | VotingMethod,
+    config: Method,
     reporter: Reporter,
     dataset: Dataset | None = None,
     *,
@@ -206,10 +200,8 @@ def make_release(
     the folder is still locked. Other arguments and errors as in :func:`run_method`.
     """
     with _opened(config, reporter, dataset, load=load, command=command) as opened:
-        checked = opened.config
-        assert isinstance(checked, ReleasingMethod | VotingMethod)
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
-        then(opened, checked.release(opened))
+        then(opened, opened.config.release(opened))
     return opened.run
 
 
@@ -226,7 +218,6 @@ def one_release(
     """
     # With the settings of the release alone, in which the candidates agree.
     with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
-        assert isinstance(opened.config, ReleasingMethod)
         check(opened.dataset)
         students, quiet = [], Reporter(quiet=True)
         for each in configs:
@@ -250,6 +241,7 @@ def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: R
     all faults of the settings. Without features there is no model, only labels and their privacy statement.
     """
     config = base.configured(values, overrides, method="own_votes")
+    # This command is for one method alone, whose settings name the file of votes.
     assert isinstance(config, OwnVotes)
     config.check()
     votes = config.votes
@@ -320,7 +312,7 @@ def _opened(
         # A quiet run that asks nobody need not announce its cost.
         is_heard = reporter.asks or not reporter.console.quiet
         if log.stored() is None and release_of is None and is_heard and not config.is_seeded:
-            cost, has_votes = planned_cost(config, dataset), isinstance(config, OwnVotes)
+            cost, has_votes = config.planned_cost(dataset), config.brings_data
             is_own = config.data.declaration is not None
             # A limit on votes made elsewhere refuses without a question.
             announce_spending(cost, dataset.name, Reporter(reporter.console) if has_votes else reporter, is_own=is_own)
@@ -328,15 +320,8 @@ def _opened(
                 units = public_units(config, dataset)
                 announce_delta(cost.delta, units, cost.unit, reporter, is_own=is_own or has_votes)
         dataset = as_trained(run, config, dataset)
-        if isinstance(config, VotingMethod):
-            plan, planned = config.plan(dataset), config.aggregator.num_queries
-            # If a limit has no room for the planned queries, no teacher is trained. A stored release was admitted
-            # already; the ledger's meter checks what is charged beyond it.
-            fitting = plan.count_fitting()
-            if log.stored() is None:
-                log.check(plan.worst_case(fitting), noise=plan.source.label)
-            if planned is not None and fitting < planned:
-                reporter.note("budget", f"has room for {fitting} of {planned} queries; the others will not be asked")
+        if left_out := config.check_room(dataset, log):
+            reporter.note("budget", left_out)
         yield OpenRun(
             config=config, dataset=dataset, model=nn.Identity(), run=run, log=log, reporter=reporter, seed=config.seed
         )
@@ -362,7 +347,7 @@ def train_model(
     log = None
     if odometer is not None and config.is_private:
         log = ReleaseLog(run, Odometer(), data=odometer, method=config.method)
-        cost = None if config.is_seeded else planned_cost(config, dataset)
+        cost = None if config.is_seeded else config.planned_cost(dataset)
         announce_spending(cost, odometer, reporter, is_own=True)
         if cost is not None:
             announce_delta(cost.delta, public_units(config, dataset), cost.unit, reporter, is_own=True)
@@ -381,7 +366,7 @@ def trained_student(
     model = initial_model(config, dataset)
     training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, log=log)
     # Labels are counted query by query, as their ledger charges them.
-    if log is None or isinstance(config, VotingMethod):
+    if log is None or config.asks_teachers:
         trained = config.train(training)
     else:
         trained = log.model(lambda: config.train(training), is_release=config.releases_model)
@@ -428,10 +413,11 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Released
     """Return the published student and the released labels (None for a method that releases no labels). The student is
     trained if it does not exist yet."""
     config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
-    is_trained, labels = run.student.exists(), None
+    is_trained = run.student.exists()
+    labels: ReleasedLabels | None = None
     if not is_trained:
         check_model_files(config, dataset, opened.reporter)
-    if isinstance(config, VotingMethod):
+    if config.asks_teachers:
         # A service may have answered queries since, so what was released is stated again.
         labels = config.release(opened)
         state_release(opened, labels)
@@ -461,7 +447,6 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Released
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
         state_release(opened, trained, remarks)
     else:
-        assert isinstance(config, VotingMethod)
         trained = post_process(config.learn(training, labels), config, training)
     card = student_card(config, dataset, trained, embedding=run.embedding)
     student = Student(card=card, network=trained.model)
@@ -560,7 +545,7 @@ def _report(opened: OpenRun, student: Student, assessment: Assessment, labels: R
     else:
         write_json(run.without_privacy, asdict(baseline), private=True)
     private = None
-    if isinstance(config, ReleasingMethod) and run.released.exists():
+    if config.keeps_release and run.released.exists():
         private = config.private_population(read_release(run.released)[0], dataset, student)
         if private is not None:
             write_json(run.private_population, private.to_json())

@@ -61,7 +61,6 @@ from fairpate.files import check_output, give_to_owner
 from fairpate.http_server import HttpServer, Role, ServiceError
 from fairpate.methods import pate
 from fairpate.methods.noisy_counts import ServiceRule
-from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import LedgerPlace, VotingMethod, place_of
 from fairpate.pages import delta_caution, delta_text
 from fairpate.releases.directory import (
@@ -160,12 +159,12 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     and ledger were read and checked: an error before leaves it as it was.
     """
     run = RunDirectory(root=root)
-    if isinstance(config, OwnVotes):
-        dataset = read_votes_file(config.votes).dataset
-    else:
+    own = config.own_dataset()
+    if own is None:
         named = load_for(run, config.data)
         record_data(run, named, given_from_python=False)
-        dataset = as_trained(run, config, named)
+        own = as_trained(run, config, named)
+    dataset = own
     plan = config.plan(dataset)
     dataset, rule = plan.dataset, config.service_rule(plan.dataset, run)
     voters = config.standing_voters(dataset, run)
@@ -275,7 +274,7 @@ def serve_aggregator(
     settings = replace(settings, tokens=replace(settings.tokens, store=RunDirectory(root=root.absolute()).tokens))
     server.check_exposure(settings)
     run, config = _run_with_votes(root)
-    if not isinstance(config, OwnVotes):
+    if not config.brings_data:
         require_data_by_name(run)
     is_file = not is_database(place_of(run).ledger)
     if take_over and is_file:
@@ -283,7 +282,7 @@ def serve_aggregator(
             "--take-over: works for a ledger in a database, but this ledger is a file in the run's folder; leave the "
             "option out."
         )
-    if data_dir is not None and isinstance(config, OwnVotes):
+    if data_dir is not None and config.brings_data:
         raise UsageError("--data-dir: not read, because the records are in the file of votes; leave the option out.")
     # Resolved here: the actor may have another working directory and environment.
     found = data_dir or config.data.data_dir
@@ -375,7 +374,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
             require_extra("serve", "--replicas")
             from student.server import student_served
 
-            ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
+            ray = config.service_ray
             stack.enter_context(_ray(ray, detach=False))
             # The replicas share what one actor of the run reserved.
             cpus = ray.num_cpus / num_replicas
@@ -425,19 +424,19 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
     """Return the run in ``root`` and its configuration. RunFolderError if the run has no voters to query, because its
     method has no teachers or they were not stored."""
     run, config = open_run_directory(root)
-    if isinstance(config, OwnVotes) and not config.votes.features:
+    if not config.publishes_model:
         # Without features no student was trained, and the votes are in their file.
         run.require_finished(with_ledger=True, with_votes=False, with_student=False)
     else:
         run, config = finished_run(root)
+    # From here on the run is one of voters: its service asks for their plan and rule.
     if not isinstance(config, VotingMethod):
         remedy = "serve its model with --student" if config.is_private else "give a run of a method that has some"
         raise RunFolderError(f"{root}: this is a run of {config.method}, which has no teachers to ask; {remedy}.")
     if not config.keeps_teachers:
-        lost = "file of votes is gone" if isinstance(config, OwnVotes) else "teachers were not kept"
         raise RunFolderError(
-            f"{root}: this is a run of {config.method} whose {lost}, so no query can be answered; serve its model with "
-            "--student."
+            f"{root}: this is a run of {config.method} whose {config.lost_voters}, so no query can be answered; serve "
+            "its model with --student."
         )
     return run, config
 
@@ -676,12 +675,11 @@ def verified_facts(path: Path) -> dict[str, Any]:
     run, place = ledger_of(path)
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
     config = open_run_directory(run.root)[1] if run is not None and run.config.exists() else None
+    # The plan of the queries is that of voters alone.
     if run is not None and isinstance(config, VotingMethod):
         outcome = read_ledger(place.ledger).outcome_of.get
         try:
-            if isinstance(config, OwnVotes):
-                dataset = read_votes_file(config.votes).dataset
-            else:
+            if (dataset := config.own_dataset()) is None:
                 dataset = as_trained(run, config, load_for(run, config.data))
         except UserError as error:
             # The chain holds: a data set that cannot be read is reported, and is no fault of the ledger.
@@ -810,7 +808,7 @@ def change_tokens(
         if role == "operator" and own.per_day is not None:
             raise UsageError(_NO_QUOTA)
         _, config = open_run_directory(root)
-        if not (isinstance(config, VotingMethod) and config.keeps_teachers):
+        if not config.keeps_teachers:
             raise RunFolderError(
                 f"{root}: this run of {config.method} has no stored teachers, so no service could use a token for it; "
                 "serve its published student (`fairpate serve --student`), which needs no token."

@@ -28,8 +28,7 @@ def public_units(config: Method, dataset: Dataset, events: Sequence[Event] = ())
     It is the declared number. Without one it is the real number only if ``events``, those of a release that is to be
     stated, publish it by their sampling rate.
     """
-    section = getattr(config, "dp_sgd", None) if "dp_sgd" not in config.unread else None
-    declared = getattr(section, "num_records", None) if dataset.declared_units is None else dataset.declared_units
+    declared = config.declared_units if dataset.declared_units is None else dataset.declared_units
     if declared is None and events and size_remarks(config, flat(events), dataset.unit):
         return dataset.private.num_protected
     return declared

@@ -37,7 +37,7 @@ from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 
 if TYPE_CHECKING:
     from fairpate.data import Dataset
-    from fairpate.methods.base import Method, ReleasingMethod
+    from fairpate.methods.base import Method
     from fairpate.privacy.accountant import Event
     from fairpate.terminal import Reporter
 
@@ -284,8 +284,7 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     """
     from fairpate.fairness.bounded_errors import NUM_BINS
     from fairpate.files import arrays_digest
-    from fairpate.methods.base import ReleasingMethod, price
-    from fairpate.methods.residual_votes import ResidualVotes
+    from fairpate.methods.base import all_methods, price
     from fairpate.privacy.mechanism_events import event_json
     from fairpate.run.private_metrics import CONFIDENCES, PREDICTIONS, table_event
     from fairpate.run.run import check_data
@@ -295,18 +294,15 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
             "noise: expected os_entropy, and a finite target.epsilon, because sites are protected from each other; "
             "set both."
         )
-    if isinstance(config, ResidualVotes) and config.residual_votes.curvature is None:
-        raise ConfigError(
-            "residual_votes.curvature: with null, released sums decide how many more follow, but a plan fixes them "
-            "beforehand; set public or private."
-        )
+    config.check_sites()
     config.check()
     check_data(config, dataset)
+    known = [name for name, method in all_methods().items() if method.sums_over_sites]
     refusal = ConfigError(
-        f"method: {config.method} releases no sum that sites can draw together; take weighted_votes, record_votes, "
-        "residual_votes or teacher_votes."
+        f"method: {config.method} releases no sum that sites can draw together; take {', '.join(known[:-1])} or "
+        f"{known[-1]}."
     )
-    if not isinstance(config, ReleasingMethod):
+    if not config.sums_over_sites:
         raise refusal
     sums: list[PlannedSum] = []
 
@@ -325,7 +321,7 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
         raise refusal
     if config.evaluation.metrics == "private":
         # Of any model: the cells are the same, and so is the price.
-        cost = price(released.events, delta=config.target.delta, accounting=config.target.accounting)
+        cost = price(released.events, delta=config.target.delta, accounting=config.target.stated["accounting"])
         event = table_event(cost, with_confidences=config.student.reject is not None)
         bins, groups, classes = len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes
         empty = np.zeros((bins * groups, classes**2), np.int64)
@@ -395,7 +391,7 @@ def make_plan(
 
 def config_of(
     plan: SitePlan, declaration: Path, *, data_dir: Path | None = None, out: Path | None = None, own: Sequence[str] = ()
-) -> ReleasingMethod:
+) -> Method:
     """Return the configuration of the method that ``plan`` names, with the paths of one party's files and with ``own``,
     the party's settings ``ray.FIELD=VALUE`` for its workers.
 
@@ -403,7 +399,7 @@ def config_of(
     or if ``own`` has a setting other than those of ``ray``. ConfigError for a plan that names code which the operator
     has not allowed.
     """
-    from fairpate.methods.base import ReleasingMethod, configured, find_method, require_trusted
+    from fairpate.methods.base import configured, find_method, require_trusted
 
     values = {name: value for name, value in plan.settings.items() if name != "declaration"}
     # Before the configuration is made, which imports the code that ``method`` names.
@@ -419,7 +415,6 @@ def config_of(
         raise PlanError(
             f"--data: {declaration} is not the declaration of the plan; get that file from the plan's author."
         )
-    assert isinstance(config, ReleasingMethod)
     return config
 
 

@@ -554,7 +554,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
             dataset = load(config.data)
             plans.require_rehearsed(plan, config, dataset)
         # A unit is in one part of the site's records, so that it pays the larger of both prices.
-        prices = [price(events, delta=config.target.delta, accounting=config.target.accounting)]
+        prices = [price(events, delta=config.target.delta, accounting=config.target.stated["accounting"])]
         prices += [price(test_events, delta=config.target.delta)] if test_events else []
         if not messenger.agree(offer(plan, part.place, max(prices, key=lambda each: each.epsilon), dataset)):
             return None

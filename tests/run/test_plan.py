@@ -18,7 +18,7 @@ from fairpate.methods.base import Method, price
 from fairpate.releases.directory import read_statement
 from fairpate.releases.odometer import Odometer
 from fairpate.run.compare import planned_spending
-from fairpate.run.forecast import VOTERS, forecast, planned_cost, question_above
+from fairpate.run.forecast import forecast, question_above
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 from fairpate.types import UsageError
@@ -51,7 +51,7 @@ def test_two_classes_are_won_as_one_gaussian_says() -> None:
 def test_a_run_publishes_what_was_planned_or_less(method, trained, tmp_path) -> None:
     config = config_of(method, tmp_path)
     dataset = load_two_labels(config.data)
-    cost, statement = planned_cost(config, dataset), read_statement(trained(method))
+    cost, statement = config.planned_cost(dataset), read_statement(trained(method))
     if cost is None:
         assert statement.epsilon is None
     else:
@@ -68,7 +68,7 @@ def test_the_lead_that_is_needed_survives_noise_19_times_in_20(tmp_path) -> None
     """Of 1,000 votes for two classes a lead of that share of them, under the noise that is planned."""
     config = config_of("pate", tmp_path)
     dataset = load_two_labels(config.data)
-    found = forecast(config, dataset, planned_cost(config, dataset))
+    found = forecast(config, dataset, config.planned_cost(dataset))
     noise = found.noise_stddev_votes * 1000 / found.votes  # on the scale of 1,000 votes
     lead = round(1000 * found.lead_needed)
     mechanism = ConfidentGnmax(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=noise)
@@ -96,7 +96,7 @@ def test_the_command_prints_every_kind_of_voters_and_leaves_nothing(fairpate, tm
     assert (told["cost"]["epsilon"], told["cost"]["delta"], told["cost"]["unit"]) == (1, 1e-5, "record")
     first, *others = told["forecasts"]
     assert first["method"] == "residual_votes"
-    assert {each["method"] for each in others} == VOTERS.keys() - {"residual_votes"}
+    assert {each["method"] for each in others} == {"weighted_votes", "record_votes", "private_knn", "fairpate"}
     assert [each["lead_needed"] for each in others] == sorted(each["lead_needed"] for each in others)
     for each in told["forecasts"]:
         assert each["refused"] is None
