@@ -9,7 +9,8 @@ the rate are checked again when the body has arrived, because a client may hold 
 
 **Connections** pass :class:`LimitedProtocol` before anything is parsed or buffered. The header section of a request has
 a maximum size, headers and body have deadlines, and a connection has one request at a time. When the maximum number of
-connections is reached, the address with the most incomplete requests loses those that have waited longest.
+connections is reached, the address with the most incomplete requests loses those that have waited longest. A network
+that opens many without an admitted request has to wait before anything is read of the next one.
 
 **Logs** and spans contain method, route, status, caller, number of queries and request id. None of these depends on the
 teachers' votes, because refusals before and after a vote have the same status. A duration might depend on votes, so no
@@ -33,6 +34,7 @@ import os
 import re
 import resource
 import secrets
+import select
 import socket
 import ssl
 import threading
@@ -196,6 +198,12 @@ class Buckets:
             self._levels.popitem(last=False)
         return 0.0 if taken else (1 - level) / rule.per_s
 
+    def give_back(self, name: str) -> None:
+        """Return the token of one request to the bucket of ``name``."""
+        if name in self._levels:
+            level, filled_s = self._levels[name]
+            self._levels[name] = (min(self.rule.burst, level + 1), filled_s)
+
 
 @lru_cache(maxsize=_MAX_BUCKETS)
 def network_of(address: str) -> str:
@@ -314,7 +322,10 @@ class Guard:
                 return now is not None and (now.name, now.role) == (caller.name, caller.role)
 
             # A stream checks again while it runs: its token may be revoked meanwhile.
-            scope.setdefault("state", {}).update(caller=caller, is_admitted=is_admitted)
+            state = scope.setdefault("state", {})
+            state.update(caller=caller, is_admitted=is_admitted)
+            if caller is not None or self.tokens is None:
+                state.get("welcome", lambda: None)()
             # No open path uses a body, so the body of a stranger is never read.
             if length == 0 or scope["path"] in OPEN_PATHS:
                 await self.app(scope, receive, send_without_body)
@@ -771,9 +782,12 @@ class ConnectionLimits:
     request.
 
     ``body_timeout_s`` is for the whole body, ``write_timeout_s`` for a response that the client does not fetch.
+    ``arrivals``: how many connections one network may open without an admitted request; beyond, each has to wait for a
+    second. This machine's own, among them those of a proxy, do not count.
     """
 
     max_connections: int = 512
+    arrivals: RequestRate = OPEN_REQUESTS
     max_head_bytes: int = 16 * 2**10
     head_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
@@ -785,19 +799,21 @@ class LimitedProtocol(H11Protocol):
     """The protocol of one connection, with :class:`ConnectionLimits` on what a client may send and when.
 
     ``phase`` is what the connection waits for: the headers (``head``) or ``body`` of a request, the application's
-    ``answer``, the end of a pause before a refusal (``held``), the next request (``idle``), or, after a refusal, the
-    end of what the client sends (``closing``).
+    ``answer``, the end of a pause before a refusal or before anything is read (``held``), the next request (``idle``),
+    or, after a refusal, the end of what the client sends (``closing``). ``arrivals`` counts the connections of all
+    networks.
     """
 
-    def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, *arguments: Any, limits: ConnectionLimits, arrivals: Buckets, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._arrivals, self._network = arrivals, ""
         self.phase = "head"
         self.phase_since_s = time.monotonic()
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         # In the state of each request, for `Guard`.
-        self.app_state = {**self.app_state, "hold": partial(self._enter, "held")}
+        self.app_state = {**self.app_state, "hold": partial(self._enter, "held"), "welcome": self._welcome}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection. If there are now more connections than the limit, abort some that are not waiting for
@@ -809,7 +825,15 @@ class LimitedProtocol(H11Protocol):
             self.client = (self.client[0].removeprefix(_MAPPED), self.client[1])
         # A response leaves in several pieces; asyncio does not set this for a socket that it did not make.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._enter("head")
+        address = self.client[0] if self.client is not None else ""
+        if address and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+            self._network = network_of(address)
+        is_many = self._network and self._arrivals.wait_s(self._network, now_s=time.monotonic()) > 0
+        self._enter("held" if is_many else "head")
+        if is_many:
+            self._network = ""  # nothing was taken, so nothing may be given back
+            transport.pause_reading()
+            self._deadline = self.loop.call_later(_HELD_S, self._begin)
         if len(self.connections) <= self._limits.max_connections:
             return
         connections: Any = self.connections  # uvicorn's type does not know this protocol
@@ -821,6 +845,24 @@ class LimitedProtocol(H11Protocol):
         # Several at once: the choice looks at all connections, which would be slow for each one of a flood.
         for connection in most[: 1 + len(connections) // _EVICTED_SHARE] or [self]:
             connection.abort()
+
+    def _begin(self) -> None:
+        """Read what a connection sends that had to wait; close it if its client has left meanwhile, so that nothing of
+        it costs more than the connection."""
+        left = select.poll()
+        left.register(self.transport.get_extra_info("socket"), select.POLLRDHUP)
+        if left.poll(0):
+            self.abort()
+            return
+        self._deadline = None
+        self._enter("head")
+        self.transport.resume_reading()
+
+    def _welcome(self) -> None:
+        """Count this connection no longer: its client is known."""
+        if self._network:
+            self._arrivals.give_back(self._network)
+            self._network = ""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the deadlines of the connection."""
@@ -1088,7 +1130,7 @@ class HttpServer:
         # Every choice that uvicorn would make by what is installed is made here: the limits need this parser.
         config = uvicorn.Config(
             app,
-            http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]  # any maker of a protocol
+            http=partial(LimitedProtocol, limits=limits, arrivals=Buckets(limits.arrivals)),  # type: ignore[arg-type]  # any maker of a protocol
             loop="asyncio",
             ws="none",
             log_level="error",

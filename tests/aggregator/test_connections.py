@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from serving import ANALYST
+from serving import ANALYST, running, tokens_of_both_roles
 
-from fairpate.http_server import ConnectionLimits
+from fairpate.http_server import ConnectionLimits, LimitedProtocol, RequestRate
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -260,3 +260,49 @@ def test_a_reply_in_several_pieces_does_not_wait_for_the_caller_to_acknowledge_t
                 received += connection.recv(65536)
             times_s.append(time.perf_counter() - started)
     assert min(times_s[5:]) < 0.035
+
+
+def own_address():
+    """An address of this machine that is not its loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return "127.0.0.1"
+        return probe.getsockname()[0]
+
+
+def test_a_network_that_opens_many_connections_waits_and_known_callers_do_not(tmp_path, monkeypatch):
+    """Of a stranger that left meanwhile nothing is read."""
+    here = own_address()
+    if here.startswith("127."):
+        pytest.skip("this machine has no address but its loopback")
+    held, read = [], []
+    begin, receive = LimitedProtocol._begin, LimitedProtocol.data_received
+    monkeypatch.setattr(LimitedProtocol, "_begin", lambda self: (held.append(self), begin(self)))
+    monkeypatch.setattr(LimitedProtocol, "data_received", lambda self, data: (read.append(data), receive(self, data)))
+    limits = ConnectionLimits(arrivals=RequestRate(per_s=0.01, burst=5.0))
+    everywhere = "0.0.0.0"  # noqa: S104 - the test asks by two of this machine's addresses
+    with running(tmp_path / "ledger.sqlite", host=everywhere, limits=limits, tokens=tokens_of_both_roles()) as url:
+        port = int(url.rpartition(":")[2])
+
+        def status(address, head):
+            return sent((address, port), [head + b"Connection: close\r\n\r\n"])[0].split(b" ", 2)[1]
+
+        stranger = b"GET /v1/budget HTTP/1.1\r\nHost: x\r\n"
+        # Connections of a known caller do not count, and neither do those of this machine, such as a proxy.
+        assert {status(here, GET) for _ in range(12)} == {b"200"} and not held
+        assert {status("127.0.0.1", stranger) for _ in range(12)} == {b"401"} and not held
+        assert [status(here, stranger) for _ in range(5)] == [b"401"] * 5 and not held
+        # The next ones wait, those of a neighbour with a token too, and are answered.
+        assert status(here, stranger) == b"401" and len(held) == 1
+        assert status(here, GET) == b"200" and len(held) == 2
+        before = len(read)
+        for _ in range(20):
+            with socket.create_connection((here, port)) as leaving:
+                leaving.sendall(stranger + b"\r\n")
+        ended = time.monotonic() + 30
+        while len(held) < 22 and time.monotonic() < ended:
+            time.sleep(0.05)
+        assert len(held) == 22 and len(read) == before
+        assert status(here, GET) == b"200"

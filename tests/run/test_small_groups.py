@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from fairpate.releases.directory import read_json
-from fairpate.run.folder import open_run_directory
+from fairpate.run.folder import ShownRun, open_run_directory
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "papers"))
 
@@ -119,3 +120,63 @@ def test_a_table_of_results_is_made_of_runs_that_hide_cells(clinic, tmp_path, fa
     found = results._numbers(run, config)
     assert None in metrics["confusion_GYC"]
     assert [math.isnan(found[name]) for name in ("disparity", "fnr", "accuracy")] == [bool(hidden), bool(hidden), False]
+
+
+HIDDEN = {
+    # By group, true label and prediction: few errors of two groups, and children of whom nothing is shown.
+    "one": [[[87, 2], [7, 81]], [[78, 2], [5, 78]], [[1, 0], [0, 3]]],
+    "other": [[[90, 3], [4, 80]], [[75, 1], [8, 79]], [[0, 2], [2, 0]]],
+    # Other answers are shown: the comparison below is not of files without numbers.
+    "shown": [[[67, 22], [7, 81]], [[78, 2], [5, 78]], [[1, 0], [0, 3]]],
+}
+
+
+def write_tests(table: Any, path: Path) -> None:
+    """Write as many test records as ``table`` says, by group and prediction: the model says yes to the old."""
+    rows, counts = ["age,weight,who,ill"], np.array(table)
+    for group, said, label in np.ndindex(counts.shape):
+        row = ",".join((("10", "90")[said], "70", ("women", "men", "children")[group], ("no", "yes")[label]))
+        rows += [row] * int(counts[group, label, said])
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+@pytest.mark.usefixtures("with_drawings")
+def test_test_sets_that_differ_in_hidden_cells_alone_give_the_same_files(clinic, tmp_path, fairpate):
+    """Every byte under ``public/`` (pages with the data of their charts, digests too), of the bundle and of a notebook,
+    and every line that a command prints."""
+    out, table = tmp_path / "run", clinic / "test.csv"
+    before, found = table.read_bytes(), dict[str, dict[str, bytes]]()
+    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8", "--yes"]
+    forms = ("egress", "nist", "registry")
+    try:
+        for name, counts in HIDDEN.items():
+            write_tests(counts, table)
+            # A finished run measures again what has another least size.
+            assert fairpate(*asked, "--out", out, "--set", "evaluation.least_cell=9")[0] == 0
+            seen = found[name] = {}
+            commands = [["dossier", out, "--for", form] for form in forms]
+            for command in ([*asked, "--out", out], ["card", out], ["bundle", out], *commands):
+                code, printed, said = fairpate(*command)
+                assert code == 0, said
+                seen[f"printed by {' '.join(map(str, command))}"] = _without_times(printed + said)
+            public = [each for each in (out / "public").rglob("*") if each.is_file()]
+            seen |= {str(each.relative_to(out)): each.read_bytes() for each in public}
+            seen["in a notebook"] = ShownRun(root=out)._repr_html_().encode()
+            (bundle,) = tmp_path.rglob("*.zip")
+            with zipfile.ZipFile(bundle) as packed:
+                seen |= {f"bundle: {each}": packed.read(each) for each in packed.namelist()}
+            bundle.unlink()
+    finally:
+        table.write_bytes(before)
+    one, other, shown = found.values()
+    assert set(one) == set(other) == set(shown) and sum(name.startswith("printed by dossier") for name in one) == 3
+    assert {name for name in one if one[name] != other[name]} == set()
+    assert {name for name in one if one[name] != shown[name]} >= {
+        *("public/metrics.json", "public/report.html", "public/record.json", "public/card.html", "in a notebook"),
+        *("bundle: card.json", "bundle: metrics.json", "bundle: record.json"),
+    }
+
+
+def _without_times(text: str) -> bytes:
+    """What a terminal shows of how long a stage took is no number of the test records."""
+    return re.sub(r"\d+(\.\d+)? (s|ms|min)\b", "", text).encode()
