@@ -21,6 +21,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import math
 import tempfile
 import warnings
 from collections import Counter
@@ -1055,6 +1056,36 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         write_json(run.metrics, assessed.to_json())
         return write_card(Path(folder), **use)
 
+    def by_group(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None) -> Any:
+        """Return the metrics of the predictions for ``X`` as a pandas frame: a row for each group, and one for all.
+
+        Columns: ``count`` (records), ``coverage`` (share answered), and of the answered records ``accuracy``, for each
+        class ``selection_rate`` (share of predictions) and ``recall`` (share of its records that are predicted it);
+        with two classes those of the second class alone, with ``false_negative_rate`` and ``false_positive_rate``.
+        ``difference`` and ``ratio`` are attributes of the frame (``frame.attrs``): the largest difference and smallest
+        ratio between groups, by column. NaN where a group has no such record. The numbers are exact: they are yours,
+        and no epsilon covers them. ImportError without pandas.
+        """
+        check_is_fitted(self, "student_")
+        import pandas as pd
+
+        student, dataset, _ = self._tested(X, y, sensitive_features)
+        test, classes = dataset.test, dataset.label_names
+        groups, truth = test.z.numpy(), test.y.numpy()
+        found = replace(student, embedding=None).predict(test.x, groups, generator=np.random.default_rng(0))
+        rows: dict[str, dict[str, float]] = {}
+        members = {name: groups == code for code, name in enumerate(dataset.group_names)}
+        for name, of in members.items() if len(members) > 1 else ():
+            rows[name] = _rates_of(truth[of], found.labels[of], found.answered[of], classes)
+        rows["all"] = _rates_of(truth, found.labels, found.answered, classes)
+        frame = pd.DataFrame.from_dict(rows, orient="index")
+        rates = frame.drop(index="all", columns="count")
+        frame.attrs = {
+            "difference": (rates.max() - rates.min()).to_dict(),
+            "ratio": (rates.min() / rates.max()).to_dict(),
+        }
+        return frame
+
     def plot(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, ax: Any = None) -> Any:
         """Draw the accuracy on test records, overall and by group, with the accuracy of always predicting the most
         common label.
@@ -1342,6 +1373,27 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{np.unique(groups).tolist()}; leave out records of other groups."
             )
         return np.searchsorted(names, groups)
+
+
+def _rates_of(
+    truth: npt.NDArray[Any], labels: npt.NDArray[Any], answered: npt.NDArray[np.bool_], classes: Sequence[str]
+) -> dict[str, float]:
+    """Return the row of one group in :meth:`FairClassifier.by_group`."""
+
+    def share(of: npt.NDArray[np.bool_], among: npt.NDArray[np.bool_]) -> float:
+        return float(of[among].mean()) if among.any() else math.nan
+
+    row = {"count": len(truth), "coverage": share(answered, np.ones(len(truth), np.bool_))}
+    row["accuracy"] = share(labels == truth, answered)
+    two = len(classes) == 2
+    for code, name in [(1, classes[1])] if two else enumerate(classes):
+        of = "" if two else f" of {name}"
+        row[f"selection_rate{of}"] = share(labels == code, answered)
+        row[f"recall{of}"] = share(labels == code, answered & (truth == code))
+    if two:
+        row["false_negative_rate"] = share(labels == 0, answered & (truth == 1))
+        row["false_positive_rate"] = share(labels == 1, answered & (truth == 0))
+    return row
 
 
 class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fairlearn.metrics import MetricFrame, count, false_negative_rate, false_positive_rate, selection_rate
 from method_kinds import quick_and_slow
 from priced import priced
 from sklearn.base import clone
+from sklearn.metrics import accuracy_score, recall_score
 from sklearn.model_selection import GridSearchCV
 from two_groups import two_groups
 
@@ -100,6 +103,31 @@ def test_groups_of_private_records_are_not_read_where_public_ones_do() -> None:
     with_groups = clone(FAIR_DP_SGD).fit(X, Y, sensitive_features=Z, **PUBLIC).predict_proba(X)
     shuffled = clone(FAIR_DP_SGD).fit(X, Y, sensitive_features=Z[::-1], **PUBLIC).predict_proba(X)
     np.testing.assert_array_equal(with_groups, shuffled)
+
+
+def test_a_table_by_group_has_the_numbers_of_fairlearn() -> None:
+    fitted = clone(SGD).fit(X, Y, sensitive_features=Z, **PUBLIC)
+    said = fitted.predict(X)
+    metrics = {
+        "accuracy": accuracy_score,
+        "selection_rate": partial(selection_rate, pos_label="yes"),
+        "recall": partial(recall_score, pos_label="yes"),
+        "false_negative_rate": partial(false_negative_rate, pos_label="yes"),
+        "false_positive_rate": partial(false_positive_rate, pos_label="yes"),
+        "count": count,
+    }
+    expected = MetricFrame(metrics=metrics, y_true=Y, y_pred=said, sensitive_features=Z)
+    frame = fitted.by_group(X, Y, sensitive_features=Z)
+    assert frame.index.tolist() == ["a", "b", "all"]
+    for name in metrics:
+        np.testing.assert_allclose(frame.loc[["a", "b"], name], expected.by_group[name].astype(float), atol=1e-12)
+        assert frame.loc["all", name] == pytest.approx(expected.overall[name])
+    assert frame.attrs["difference"]["selection_rate"] == pytest.approx(expected.difference()["selection_rate"])
+    assert frame.attrs["ratio"]["recall"] == pytest.approx(expected.ratio()["recall"])
+    assert (frame.coverage == 1).all()
+    # A group without positives has no recall.
+    none = fitted.by_group(X[Y == "no"], Y[Y == "no"], sensitive_features=Z[Y == "no"])
+    assert none["recall"].isna().all()
 
 
 @by_name
