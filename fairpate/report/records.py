@@ -425,6 +425,7 @@ class MeasuredClaims:
                     *filter(None, (left_out_words(measured),)),
                     *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
                     f"{upper(majority_words(measured))}.",
+                    *filter(None, (least_found_words(measured),)),
                     *(f"The model {words}." for words in measured.underserved),
                     *filter(None, (baseline,)),
                 ),
@@ -438,7 +439,10 @@ class MeasuredClaims:
             value=percent(measured.coverage),
             word="Answers everything" if measured.coverage == 1 else some,
             mood="none" if measured.num_answered else "bad",
-            details=(f"Of {_number(measured, measured.num_records, total=True)}.",),
+            details=(
+                f"Of {_number(measured, measured.num_records, total=True)}.",
+                *filter(None, (coverage_by_group(measured),)),
+            ),
         )
         return fairness, accuracy, coverage
 
@@ -520,6 +524,8 @@ class RunStatement(MeasuredClaims):
         if self.answers is not None and measured.metrics == "private":
             answered = ", before it refuses any"
         accuracy = f"at {self.accuracy_words}{answered}"
+        if (found := least_found(measured)) is not None and found[1] < _HARDLY:
+            accuracy += f", and finds “{found[0]}” in {percent(found[1])} of its records"
         if "; not known for" in self.fairness_words or measured.not_measured:
             return f"{begin}, {accuracy}; {self.fairness_words}."
         joined = WORDS["joined"].get(private, {}).get(self.fairness, f"{upper(private)}, {self.fairness_words}")
@@ -583,6 +589,39 @@ def _number(measured: Evaluation, number: int, which: str = "", *, total: bool =
     has_persons = measured.num_persons is not None and not measured.per_person and number == measured.num_records
     persons = f" ({counted(measured.num_persons or 0, 'person')})" if has_persons else ""
     return f"{about}{of}{persons}"
+
+
+def coverage_by_group(measured: Evaluation) -> str:
+    """Return in one sentence how many records of each group are answered; empty if all are, or if none is shown."""
+    shown = [(group.name, group.coverage) for group in measured.groups if not math.isnan(group.coverage)]
+    if measured.coverage == 1 or not shown:
+        return ""
+    return f"Answered by group: {listed([f'{percent(share)} of {name}' for name, share in shown])}."
+
+
+_HARDLY = 0.05  # found so rarely, a class may as well be missing
+_FEW = 10  # records of a class that say nothing about how often it is found
+
+
+def least_found(measured: Evaluation) -> tuple[str, float] | None:
+    """Return the class whose records are predicted rightly least often, and how often; None if tables are hidden, or if
+    only one class has enough answered records."""
+    if None in measured.confusion_GYC or not measured.confusion_GYC:
+        return None
+    table_YC = np.array(measured.confusion_GYC, dtype=np.float64).sum(axis=0)
+    known = [
+        (k, size) for k, size in enumerate(table_YC.sum(axis=1).tolist()) if size >= max(measured.least_cell, _FEW)
+    ]
+    if len(known) < 2:
+        return None
+    share, name = min((float(table_YC[k, k] / size), measured.class_names[k]) for k, size in known)
+    return name, share
+
+
+def least_found_words(measured: Evaluation) -> str:
+    """Return in one sentence which class is found least often; empty if it is not known."""
+    found = least_found(measured)
+    return "" if found is None else f"Found least often: “{found[0]}”, in {percent(found[1])} of its records."
 
 
 def left_out_words(measured: Evaluation) -> str:

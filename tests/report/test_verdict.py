@@ -221,6 +221,34 @@ def test_a_model_that_refuses_is_measured_on_what_it_answers() -> None:
     assert found.line.endswith(f"below a logistic model without privacy, on the 90.0{NB}% that it answers.")
 
 
+def test_the_tile_says_of_whom_fewer_are_answered() -> None:
+    found = said(measured(refused=200)).figures[3]
+    assert f"Answered by group: 80.0{NB}% of women and 100{NB}% of men." in found.details
+    assert not any("by group" in words for words in said(FAIR).figures[3].details)
+
+
+def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
+    """Of 312 records of the third class, 3 are found."""
+    truth = np.repeat([0, 1, 2], [600, 600, 312])
+    predicted = truth.copy()
+    predicted[1203:] = np.arange(309) % 2
+    found = said(
+        evaluate(
+            predicted,
+            labels_N=truth,
+            groups_N=np.arange(1512) % 2,
+            class_names=["yes", "no", "manual"],
+            group_names=["women", "men"],
+            generator=np.random.default_rng(0),
+            num_replicates=20,
+        )
+    )
+    assert f"and finds “manual” in 1.0{NB}% of its records" in found.line
+    assert f"Found least often: “manual”, in 1.0{NB}% of its records." in found.figures[2].details
+    # A class that is found as often as others is no headline.
+    assert "finds" not in said(FAIR).line
+
+
 def with_interval(found: Evaluation, low: float, high: float) -> Evaluation:
     """The same measurement with this interval of its demographic-parity gap: resampling may find any of few records."""
     reading = NOTIONS["demographic_parity"].reading
