@@ -109,7 +109,8 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
             os.close(descriptor)
         temporary.replace(path)
     except OSError as error:
-        if error.errno is None or error.filename is not None:
+        # The temporary name is nobody's: what cannot be written is the file that was asked for.
+        if error.errno is None or error.filename not in (None, str(temporary), temporary):
             raise
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
     finally:

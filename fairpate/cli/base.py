@@ -219,6 +219,9 @@ def exit_with_code(app: typer.Typer) -> None:
     number.
     """
     code, words, received = 0, sys.argv[1:], list[int]()
+    if words[:1] == ["help"]:  # as people type it: `fairpate help run` is `fairpate run --help`
+        words = [*words[1:], "--help"]
+        sys.argv[1:] = words
     # Of a line that cannot be parsed too; behind `--` no word is an option.
     asked = {*words[: words.index("--")]} if "--" in words else {*words}
     # Click prints its help itself: for a program it is caught and becomes a fact.

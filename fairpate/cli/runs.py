@@ -103,9 +103,12 @@ def run(
     given |= {"student.reject.max_error": max_error}
     if keep is not None:
         try:
-            given["aggregator.keep"] = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)
+            share = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)
         except ValueError:
             raise UsageError(f"--keep: expected a share, got {keep!r}; give one such as 30% or 0.3.") from None
+        if share > 1:
+            raise UsageError(f"--keep: expected a share of at most 1, got {keep}; give {keep.rstrip('%')}% or 0.3.")
+        given["aggregator.keep"] = share
     options: list[Override] = list(overrides or [])
     options += [(field, value) for field, value in given.items() if value is not None]
     # In front of the user's options, which are applied later and win.
@@ -600,7 +603,7 @@ def bundle(folder: base.RunFolder, out: Path | None = None) -> Output:
 
 def dossier(
     folder: base.RunFolder,
-    form: Annotated[str, typer.Option("--for")],
+    form: Annotated[str | None, typer.Option("--for")] = None,
     out: Path | None = None,
     key: Path | None = None,
 ) -> Output:
@@ -618,7 +621,8 @@ def dossier(
     from fairpate.sites.plan import key_text, read_key
 
     if form not in FORMS:
-        raise UsageError(f"--for: {form} is not the name of a form; give one of {', '.join(FORMS)}.")
+        found = "missing" if form is None else f"{form} is not the name of a form"
+        raise UsageError(f"--for: {found}; give one of {', '.join(FORMS)}.")
     if out is not None:
         check_output(out, "--out", is_file=True, suffixes=(".json",))
     # Before the form is filled in: a key that cannot be read is refused now.

@@ -16,6 +16,7 @@ from rich.console import Console
 from fairpate import __version__
 from fairpate.config import apply_override
 from fairpate.data import entry_for
+from fairpate.files import write_atomically
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.releases.directory import RunDirectory
@@ -412,3 +413,30 @@ def test_a_wrong_file_or_folder_is_named_with_what_to_give_instead(fairpate, tmp
     code, output, errors = fairpate(*words)
     assert (code, output) == (2, "")
     assert remedy in errors
+
+
+def test_help_is_a_command_too(fairpate):
+    """As people type it, for all commands and for one."""
+    code, said, _ = fairpate("help")
+    assert (code, said) == (0, fairpate("--help")[1])
+    code, said, _ = fairpate("help", "run")
+    assert (code, said) == (0, fairpate("run", "--help")[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("run", "--data", "loans", "--method", "fairpate", "--keep", "30"), "give 30% or 0.3"),
+        (("dossier", "."), "--for: missing; give one of registry, nist, egress"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_was_meant(fairpate, words, remedy):
+    code, _, said = fairpate(*words)
+    assert code == 2
+    assert remedy in " ".join(said.split())
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(tmp_path):
+    with pytest.raises(OSError, match="No such file") as caught:
+        write_atomically(tmp_path / "missing" / "draft.yaml", lambda path: path.write_text(""))
+    assert caught.value.filename == str(tmp_path / "missing" / "draft.yaml")
