@@ -687,7 +687,7 @@ def test_the_table_of_the_run_s_own_records_is_attacked(
     root = of_small_teachers(runs, method, **PERSON)
     monkeypatch.setattr(run_audit, "load_for", lambda *_: two_groups(True, SMALL_TEACHERS["num_private"]))
     monkeypatch.setattr(run_audit, "require_data_by_name", lambda _: None)
-    found = audited(root, wanted=holds, on_private=True)
+    found = audited(root, wanted=holds, num_canaries=10_000, on_private=True)
     assert not found.refuted and found.has_power and found.records == "private"
     assert "Do not publish" in (root / "private" / "audit.html").read_text()
 
