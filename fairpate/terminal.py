@@ -324,6 +324,7 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
 
 MODULES = {
+    "backbones": ("torchvision",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "plot": ("matplotlib",),
     "postgresql": ("psycopg",),

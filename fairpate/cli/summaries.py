@@ -10,6 +10,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from string import Template
@@ -236,6 +237,8 @@ def findings() -> Iterator[Finding]:
     """Yield a :class:`Finding` for each version, processor, folder and optional extra of this installation."""
     import torch
 
+    from fairpate.nn.models import prepare_torchvision
+
     found = environment()
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     known = {
@@ -264,6 +267,9 @@ def findings() -> Iterator[Finding]:
         yield Finding(name="state folder", value=str(state_folder()))
     except (PlaceError, OdometerError) as error:
         yield Finding(name="state folder", value=str(error), level="fix")
+    # Beside a torch of another build torchvision can be imported, and used, only after this.
+    with suppress(UsageError):
+        prepare_torchvision()
     for extra in MODULES:
         fault = extra_fault(extra)
         value = "installed" if fault is None else fault.words

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 ROOT = Path(__file__).parents[2]
 COPIED = ("aggregator", "fairpate", "student", "teachers", "tests")
 LINKED = ("benchmarks", "configs", "deploy", "docs", "pyproject.toml", "Makefile", "README.md", "CHANGELOG.md")

@@ -17,6 +17,8 @@ from fairpate.methods.base import configured
 from fairpate.releases.directory import read_json, read_statement
 from fairpate.run.run import run_method
 
+pytestmark = pytest.mark.usefixtures("light_runs")
+
 EXAMPLES = Path(__file__).parents[2] / "fairpate" / "examples"
 FILE = '''
 from typing import ClassVar

@@ -171,7 +171,7 @@ def test_the_description_names_classes_groups_and_the_state_of_the_reject_option
     told = json.loads((tmp_path / "run/public/model.json").read_text(encoding="utf-8"))
     assert set(told) == {
         *("format", "sha256", "student_sha256", "opset", "inputs", "output", "classes", "label", "groups"),
-        *("encoding", "reject_option"),
+        *("encoding", "reject_option", "least_confidence"),
     }
     assert told["classes"] == ["no", "yes"]
     assert told["groups"] == {"attribute": "sex", "names": ["f", "m"], "needed": True}
