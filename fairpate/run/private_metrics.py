@@ -83,8 +83,6 @@ WEIGHT = 2**20
 LEVEL = 0.95
 # Name of the noisy table of predictions in messages between sites, if it is a sum over several sites.
 PREDICTIONS = "predictions"
-# Name of the noisy table of right and wrong predictions by confidence there.
-CONFIDENCES = "confidences"
 _LEAST_SHARE = 1e-9  # which has a logarithm
 _DRAWS = 1000
 
@@ -281,22 +279,23 @@ def draw_table(
     # Rounded down: the weights of a person's records never add up to more than one weight.
     # Not `+=`, which adds once to a cell that occurs several times.
     np.add.at(table_BGYC, (bins_N, test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
-    tables = [table_BGYC.reshape(-1, num_classes**2)]
+    cells = table_BGYC.reshape(-1, num_classes**2)
+    if asked is not None:  # one sum of both tables, as one model has one sum
+        by_confidence = asked.table(test, labels_N, chances_NC, weight=event.weight)
+        cells = np.concatenate([cells.ravel(), by_confidence.ravel()])[:, None]
+    stddev = event.noise_stddev_weights
+    # On empty cells too: which cells hold no record is private.
+    if noisy_sum is not None:
+        noisy = noisy_sum(cells, stddev=stddev, name=PREDICTIONS, about=about).ravel()
+    else:
+        source = buffered(source)
+        noisy = cells.ravel() + np.array([sample_discrete_gaussian(stddev, source) for _ in range(cells.size)])
+    arrays = {
+        "weights_BGYC": noisy[: table_BGYC.size].reshape(table_BGYC.shape),
+        "edges": np.array(edges, np.float64),
+    }
     if asked is not None:
-        tables.append(asked.table(test, labels_N, chances_NC, weight=event.weight).reshape(-1, 2))
-    noisy = []
-    for number, table in enumerate(tables):
-        stddev = event.noise_stddev_weights
-        # On empty cells too: which cells hold no record is private.
-        if noisy_sum is not None:
-            noisy.append(noisy_sum(table, stddev=stddev, name=(PREDICTIONS, CONFIDENCES)[number], about=about))
-        else:
-            source = buffered(source)
-            noise = [sample_discrete_gaussian(stddev, source) for _ in range(table.size)]
-            noisy.append(table + np.reshape(noise, table.shape))
-    arrays = {"weights_BGYC": noisy[0].reshape(table_BGYC.shape), "edges": np.array(edges, np.float64)}
-    if asked is not None:
-        arrays |= asked.arrays | {"weights_SK2": noisy[1].reshape(*asked.bins.shares_SB.shape, 2)}
+        arrays |= asked.arrays | {"weights_SK2": noisy[table_BGYC.size :].reshape(by_confidence.shape)}
     return ReleasedArrays(arrays=arrays, events=(event,))
 
 
@@ -339,7 +338,7 @@ def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseL
     """
     assert isinstance(event, PredictionTables)
     dataset, edges, bound = opened.dataset, opened.config.evaluation.score_edges, opened.config.student.reject
-    before = without_rule(student)
+    before, asked = without_rule(student), None if bound is None else AskedBound.of(bound, student, dataset)
     source: NoiseSource = OsEntropy()
     if noise != discrete_gaussian.OS_ENTROPY:
         source = SeededSource(stream_seed(opened.seed, Stream.METRICS))
@@ -355,7 +354,7 @@ def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseL
             edges=edges,
             noisy_sum=opened.noisy_sum,
             about=before,
-            asked=None if bound is None else AskedBound.of(bound, student, dataset),
+            asked=asked,
         )
 
     digest = hashlib.sha256(before).hexdigest()

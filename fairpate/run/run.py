@@ -338,6 +338,11 @@ def train_model(
     release is not charged. LimitReachedError if the limit for that name would be exceeded.
     """
     config.check()
+    if config.student.reject is not None:
+        raise ConfigError(
+            "student.reject: needs test records, which a fit does not have; publish the model by fairpate.run_method, "
+            "or leave this field out."
+        )
     config = with_pinned_weights(config.model_copy(update={"data": DataConfig(name=dataset.name), "out": folder}))
     check_data(config, dataset)
     run = RunDirectory(root=folder)

@@ -286,7 +286,7 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     from fairpate.files import arrays_digest
     from fairpate.methods.base import all_methods, price
     from fairpate.privacy.mechanism_events import event_json
-    from fairpate.run.private_metrics import CONFIDENCES, PREDICTIONS, table_event
+    from fairpate.run.private_metrics import PREDICTIONS, table_event
     from fairpate.run.run import check_data
 
     if config.is_seeded or not config.is_private:
@@ -325,11 +325,10 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
         event = table_event(cost, with_confidences=config.student.reject is not None)
         bins, groups, classes = len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes
         empty = np.zeros((bins * groups, classes**2), np.int64)
-        recorded(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
-        if config.student.reject is not None:
+        if config.student.reject is not None:  # with the table by confidence, in one column
             strata = groups * (1 if config.student.idp3 is None else classes)
-            empty = np.zeros((strata * NUM_BINS, 2), np.int64)
-            recorded(empty, stddev=event.noise_stddev_weights, name=CONFIDENCES)
+            empty = np.zeros((empty.size + strata * NUM_BINS * 2, 1), np.int64)
+        recorded(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
         test_events = (event,)
     return {
         "unit": dataset.unit,

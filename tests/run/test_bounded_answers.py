@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import norm
 from small_runs import QUIET
 
-from fairpate import load_data
+from fairpate import FairClassifier, load_data
 from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.methods.base import configured
@@ -302,3 +302,9 @@ def test_misses_alone_can_be_bounded(clinic: Dataset, tmp_path: Path) -> None:
     assert "that are yes, at most 20 % are called no" in answers.sentence
     # About half of the test records are counted: those of the second class.
     assert 0.35 * len(clinic.test) < answers.num_records < 0.65 * len(clinic.test)
+
+
+def test_a_fit_without_test_records_refuses_the_bound() -> None:
+    classifier = FairClassifier("sgd", student={"reject": {"max_error": 0.1}})
+    with pytest.raises(ConfigError, match=r"student\.reject: needs test records"):
+        classifier.fit(np.eye(4), [0, 1, 0, 1])

@@ -222,7 +222,12 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
         pytest.param("residual_votes", ("residual_votes.curvature=public",), False, 6, marks=pytest.mark.slow),
         pytest.param("teacher_votes", TEACHERS, True, 1, marks=pytest.mark.slow),
         pytest.param("teacher_votes", SMALL_TEACHERS, True, 2, marks=pytest.mark.slow),
-        ("weighted_votes", ("data.split=hashed", "evaluation.metrics=private"), True, 2),
+        (
+            "weighted_votes",
+            ("data.split=hashed", "evaluation.metrics=private", "student.reject.max_error=0.3"),
+            True,
+            2,
+        ),
     ],
 )
 def test_sites_release_what_one_curator_would_with_the_same_noise(
