@@ -622,7 +622,7 @@ def make_plan(
         output: File of the plan to write.
         may_vanish: Number of sites that may be lost during the release.
         may_collude: Number of sites that may collude with the coordinator without exposing the others.
-        method: weighted_votes, record_votes, residual_votes or teacher_votes.
+        method: A method whose releases are sums, such as weighted_votes.
     """
     # Before an embedding is fitted, which takes a while.
     check_output(output, "--output", is_file=True, suffixes=(".json",))
@@ -766,7 +766,7 @@ def simulate_plan(
         by: Distribute by this column, or by its first N characters; default: at random.
         may_vanish: Number of sites that may be lost during the release.
         may_collude: Number of sites that may collude with the coordinator.
-        method: weighted_votes, record_votes, residual_votes or teacher_votes.
+        method: A method whose releases are sums, such as weighted_votes.
         options: NAME=VALUE: an option of the data set.
     """
     from fairpate.releases.directory import read_json

@@ -120,7 +120,7 @@ def test_commands_and_estimators_know_it(copy: Copy, tmp_path: Path) -> None:
     sweep, out = tmp_path / "sweep.yaml", tmp_path / "compared"
     sweep.write_text(SWEEP, encoding="utf-8")
     copy.works("-m", "fairpate", "compare", str(sweep), "--out", str(out))
-    page = (out / "public" / "report.html").read_text(encoding="utf-8")
+    page = (out / "report.html").read_text(encoding="utf-8")
     for method, colour in ((NAME, 6), ("dp_sgd", 2)):
         (button,) = re.findall(
             rf"<button[^>]*data-series[^>]*>((?:(?!</button>).)*) {method}</button>", page, re.DOTALL
