@@ -50,8 +50,9 @@ class PlaceError(UsageError, OSError):
 
 
 def cache_dir() -> Path:
-    """Return the folder for files that can be recomputed: FAIRPATE_CACHE, or ~/.cache/fairpate."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
+    """Return the folder for files that can be recomputed: FAIRPATE_CACHE, or fairpate in XDG_CACHE_HOME (~/.cache)."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(CACHE_VARIABLE) or usual / "fairpate")
 
 
 def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tuple[str, ...] = ()) -> None:

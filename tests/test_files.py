@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.files import give_to_owner, make_folder, write_atomically
+from fairpate.files import cache_dir, give_to_owner, make_folder, write_atomically
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -115,3 +115,16 @@ def test_what_root_makes_in_a_folder_of_another_user_belongs_to_that_user(tmp_pa
     give_to_owner(descriptor, tmp_path / "theirs")
     os.close(descriptor)
     assert own.stat().st_uid == 0
+
+
+def test_the_cache_is_where_its_user_says_and_otherwise_where_the_desktop_keeps_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("FAIRPATE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache_dir() == tmp_path / ".cache" / "fairpate"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert cache_dir() == tmp_path / "caches" / "fairpate"
+    monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path / "mine"))
+    assert cache_dir() == tmp_path / "mine"
