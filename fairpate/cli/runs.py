@@ -106,8 +106,8 @@ def run(
             share = float(keep.removesuffix("%").strip()) / (100 if keep.endswith("%") else 1)
         except ValueError:
             raise UsageError(f"--keep: expected a share, got {keep!r}; give one such as 30% or 0.3.") from None
-        if share > 1:
-            raise UsageError(f"--keep: expected a share of at most 1, got {keep}; give {keep.rstrip('%')}% or 0.3.")
+        if share > 1 and not keep.endswith("%"):
+            raise UsageError(f"--keep: expected a share of at most 1, got {keep}; give {keep}% or 0.3.")
         given["aggregator.keep"] = share
     options: list[Override] = list(overrides or [])
     options += [(field, value) for field, value in given.items() if value is not None]

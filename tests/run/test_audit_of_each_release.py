@@ -796,7 +796,7 @@ def test_what_was_not_attacked_or_shows_too_little_is_said_in_one_sentence_each(
     assert audit.has_power and audit.unseen == () and "No power" not in audit.power_words
     skipped = replace(audit, not_attacked=("the noise of a site",))
     assert not skipped.has_power and skipped.power_words.startswith("No power over the noise of a site: it did not")
-    few, hidden = simulated((0.5,)), replace(step, unseen=("a label with the noise of its check",))
+    few, hidden = simulated((0.5,), num_canaries=1000), replace(step, unseen=("a label with the noise of its check",))
     for seen, words in (
         (few, "noise of another shape than stated, of the same size (release 0)"),
         (replace(audit, releases=(hidden,)), "a label with the noise of its check"),

@@ -173,7 +173,14 @@ def test_what_is_only_drawn_takes_no_option_of_a_run(fairpate, tmp_path, option)
 
 def fields_set_by_options():
     """Every option that sets a field where `--set` may too, with a value that it takes, and each of the fields."""
-    values = {"--voters": "3", "--epsilon": "2", "--delta": "0.1", "--seed": "5", "--test": "t.csv"}
+    values = {
+        "--voters": "3",
+        "--epsilon": "2",
+        "--delta": "0.1",
+        "--seed": "5",
+        "--test": "t.csv",
+        "--max-error": "0.1",
+    }
     for words, command in COMMANDS.items():
         if "overrides" not in {each.name for each in command.params}:
             continue
@@ -210,7 +217,7 @@ def test_options_that_set_fields_are_those_that_a_configuration_has():
     """Every typed option of a run, a comparison and votes made elsewhere that is a field says so."""
     told = {(words[0], option) for words, option, *_ in (each.values for each in fields_set_by_options())}
     for command, options in {
-        "run": "--method --data --epsilon --delta --seed --weights --fair-at --out --data-dir --keep",
+        "run": "--method --data --epsilon --delta --seed --weights --fair-at --max-error --out --data-dir --keep",
         "compare": "--fair-at --out --data-dir",
         "select": "--data-dir",
         "aggregate": "--unit --classes --voters --features --id --group --test --label --name --epsilon --delta "

@@ -46,8 +46,14 @@ EVALUATION = {
 }
 SPREAD = {"low", "mean", "high", "n_undefined"}
 RULE = {"max_disparity", "min_count", "cold_start", "gap"}
+ANSWERS = {
+    *(f"rule.bound.{name}" for name in ("max_error", "confidence", "of", "groups", "otherwise")),
+    *("rule.thresholds_GC", "group_names", "class_names", "num_records", "unit", "metrics", "said"),
+    *(f"answered.{name}" for name in ("name", "kind", "value", "low", "high")),
+}
 METRICS = {
     *EVALUATION,
+    *(f"answers.{name}" for name in ANSWERS),
     *(f"without_refusals.{name}" for name in EVALUATION),
     *(
         f"orders.orders.{name}"
@@ -130,6 +136,7 @@ CARD = {
     *(f"use.{name}" for name in ("intended", "out_of_scope", "contact")),
     *(f"evaluation.{name}" for name in EVALUATION),
     *(f"refusals.{name}" for name in ("num_orders", "accuracy", "coverage")),
+    "answers",
     *(f"refusals.unrefused.{name}" for name in EVALUATION),
 }
 ESTIMATE = {"value", "low", "high"}
@@ -294,7 +301,7 @@ def test_a_sweep_publishes_what_is_listed(sweep: Comparison) -> None:
 def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
-        *("title", "method", "guarantee", "voting", "evaluations", "reject_option"),
+        *("title", "method", "guarantee", "voting", "evaluations", "reject_option", "answers"),
         *("num_training_labels", "private_population", "made"),
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
@@ -308,5 +315,5 @@ def test_pages_are_made_of_what_is_listed() -> None:
         *("epsilon_course", "outcomes_GO", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
-        *("title", "rows", "for_operator", "publish_unprotected", "notion", "fair_at")
+        *("title", "rows", "for_operator", "publish_unprotected", "notion", "fair_at", "looks")
     }

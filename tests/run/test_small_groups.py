@@ -140,7 +140,6 @@ def write_tests(table: Any, path: Path) -> None:
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-@pytest.mark.usefixtures("with_drawings")
 def test_test_sets_that_differ_in_hidden_cells_alone_give_the_same_files(clinic, tmp_path, fairpate):
     """Every byte under ``public/`` (pages with the data of their charts, digests too), of the bundle and of a notebook,
     and every line that a command prints."""

@@ -175,7 +175,7 @@ def ask_all(backend: Backend, questions: list[Question]) -> Any:
 def test_a_service_of_kept_queries_is_right_more_often_than_the_most_common_class(kept: Any, tmp_path: Any) -> None:
     copy = copied(RunDirectory(root=kept.out), tmp_path / "copy")
     config = kept.model_copy(update={"out": copy.root})
-    dataset, questions = of_test_records(config, 400)
+    dataset, questions = of_test_records(config, 320)
     backend = backend_of(config)
     ledger, own = backend.ledger, len(backend.ledger.keys)
     assert own == kept.aggregator.num_queries
@@ -185,8 +185,8 @@ def test_a_service_of_kept_queries_is_right_more_often_than_the_most_common_clas
     charged, free = len(ledger.keys) - own, len(ledger.free)
     assert charged > 20
     assert free > 100
-    assert charged + free == 400
-    labelled = zip(replies, dataset.test.y[:400].tolist(), strict=True)
+    assert charged + free == 320
+    labelled = zip(replies, dataset.test.y[:320].tolist(), strict=True)
     right = [reply.label == label for reply, label in labelled if reply.label is not None]
     assert np.mean(right) > 0.74, "always the most common class: .67"
     # Without offsets the same noisy counts name one class nearly everywhere.
