@@ -18,6 +18,7 @@ Shapes: N private records, M public ones, F features, C classes.
 """
 
 import hashlib
+import importlib.util
 import inspect
 import itertools
 import json
@@ -1064,11 +1065,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with two classes those of the second class alone, with ``false_negative_rate`` and ``false_positive_rate``.
         ``difference`` and ``ratio`` are attributes of the frame (``frame.attrs``): the largest difference and smallest
         ratio between groups, by column. NaN where a group has no such record. The numbers are exact: they are yours,
-        and no epsilon covers them. ImportError without pandas.
+        and no epsilon covers them. Where pandas is not installed, the result is an Arrow table with the column
+        ``group``.
         """
         check_is_fitted(self, "student_")
-        import pandas as pd
-
         student, dataset, _ = self._tested(X, y, sensitive_features)
         test, classes = dataset.test, dataset.label_names
         groups, truth = test.z.numpy(), test.y.numpy()
@@ -1078,6 +1078,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for name, of in members.items() if len(members) > 1 else ():
             rows[name] = _rates_of(truth[of], found.labels[of], found.answered[of], classes)
         rows["all"] = _rates_of(truth, found.labels, found.answered, classes)
+        if importlib.util.find_spec("pandas") is None:
+            return pa.Table.from_pylist([{"group": name} | row for name, row in rows.items()])
+        import pandas as pd
+
         frame = pd.DataFrame.from_dict(rows, orient="index")
         rates = frame.drop(index="all", columns="count")
         frame.attrs = {

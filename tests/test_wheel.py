@@ -106,7 +106,7 @@ def shown(installed, tmp_path_factory):
     program = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
     made = f"import fairpate, student\nassert {str(ROOT)!r} not in fairpate.__file__ + student.__file__\n"
     made += "import numpy as np; X = np.random.default_rng(0).normal(size=(300, 3)); y = (X[:, 0] > 0).astype(int)\n"
-    made += "pool, X_test = X[:200] + 0.01, X; groups = np.arange(300) % 2\n"
+    made += "pool, X_test, y_test = X[:200] + 0.01, X, y; groups = np.arange(300) % 2\n"
     quick = "--set methods=[weighted_votes] --set seeds=[0] --set ray.num_actors=0"
     quick += ' --set data_sets={"color_digits":{"file":"color_digits.yaml"}} --set settings.student.fit.epochs=20'
     commands = [

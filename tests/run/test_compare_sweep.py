@@ -269,7 +269,7 @@ def test_votes_that_cannot_be_had_fail_the_cells_that_need_them(
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("no teacher came")
 
-    monkeypatch.setattr("fairpate.run.compare.PateFamily.collect_votes", refused)
+    monkeypatch.setattr("fairpate.methods.pate.PateFamily.collect_votes", refused)
     comparison = run(tmp_path, counted, methods=["dp_sgd", "pate"], grid={}, ray={"num_actors": 0})
     assert [(row.method, row.error) for row in comparison.rows] == [("dp_sgd", ""), ("pate", "failed")]
     assert [row.error for row in comparison.failed] == ["RuntimeError: no teacher came"]
