@@ -18,7 +18,6 @@ Shapes: N private records, M public ones, F features, C classes.
 """
 
 import hashlib
-import importlib.util
 import inspect
 import itertools
 import json
@@ -1078,10 +1077,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for name, of in members.items() if len(members) > 1 else ():
             rows[name] = _rates_of(truth[of], found.labels[of], found.answered[of], classes)
         rows["all"] = _rates_of(truth, found.labels, found.answered, classes)
-        if importlib.util.find_spec("pandas") is None:
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
             return pa.Table.from_pylist([{"group": name} | row for name, row in rows.items()])
-        import pandas as pd
-
         frame = pd.DataFrame.from_dict(rows, orient="index")
         rates = frame.drop(index="all", columns="count")
         frame.attrs = {

@@ -178,7 +178,7 @@ def test_pictures_are_those_of_the_code(tmp_path):
 
     pictures.main(tmp_path)
     drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    assert len(drawn) == 7
+    assert len(drawn) == 8
     for name, text in drawn.items():
         kept = (ROOT / "docs" / "img" / name).read_text(encoding="utf-8")
         assert words_of(text) == words_of(kept), "draw them anew: python docs/pictures.py"
