@@ -1068,7 +1068,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``group``.
         """
         check_is_fitted(self, "student_")
-        student, dataset, _ = self._tested(X, y, sensitive_features)
+        student, dataset = self._test_set(X, y, sensitive_features)
         test, classes = dataset.test, dataset.label_names
         groups, truth = test.z.numpy(), test.y.numpy()
         found = replace(student, embedding=None).predict(test.x, groups, generator=np.random.default_rng(0))
@@ -1123,6 +1123,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
         """Measure the model's predictions on test records. Return the model, these records as a data set of encoded
         features, and the assessment (metrics and verdict) of the predictions."""
+        student, dataset = self._test_set(X, y, groups)
+        # The records are embedded already.
+        bare = replace(student, embedding=None)
+        return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
+
+    def _test_set(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset]:
+        """Return the model, and test records as a data set of encoded features, in the embedding if there is one."""
         given = values_of(self._labels(X, y), "y", missing=_NO_LABEL)
         records, labels = self._records(X, groups), column_or_1d(given, warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
@@ -1143,9 +1150,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             group_names=card.group_names,
             sensitive_attribute=card.sensitive_attribute,
         )
-        # The records are embedded already.
-        bare = replace(student, embedding=None)
-        return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
+        return student, dataset
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
         """Return the published model. If it was trained without groups, return a copy in which the names of the groups

@@ -126,9 +126,9 @@ class Student:
         return np.einsum("nj,njk->nk", fit.said_labels(self.network, x), mixing_GCC[sensitive_features])
 
 
-def save_student(student: Student, path: Path) -> None:
-    """Write a student's weights and card to the safetensors file ``path``. The card identifies a file of pretrained
-    initial weights by its checksum, without its path."""
+def student_bytes(student: Student) -> bytes:
+    """Return the bytes of a student's file, with weights and card. The card identifies a file of pretrained initial
+    weights by its checksum, without its path."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     if student.card.answers is None:
@@ -138,7 +138,12 @@ def save_student(student: Student, path: Path) -> None:
     # Of the card before the checksum is added to it.
     card["sha256"] = content_digest(card, {name: tensor.numpy() for name, tensor in tensors.items()})
     # Several keys would be written in random order.
-    path.write_bytes(save(tensors, metadata={"card": json.dumps(card)}))
+    return save(tensors, metadata={"card": json.dumps(card)})
+
+
+def save_student(student: Student, path: Path) -> None:
+    """Write a student's file (:func:`student_bytes`) to ``path``."""
+    path.write_bytes(student_bytes(student))
     # The model is public; a strict umask would hide it from the processes that serve it.
     path.chmod(0o644)
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,14 +71,13 @@ class AskedBound:
         chances_MC = np.zeros((0, num_classes), np.float32)
         if len(dataset.public):
             chances_MC = student.probabilities(dataset.public.x, groups_M)
-        asked = cls(bound=bound, bins=_NO_BINS, by_label=by_label, num_classes=num_classes)
         bins = ConfidenceBins.of(
             confidences(chances_MC),
-            asked.strata(groups_M, chances_MC.argmax(axis=1)),
+            _strata(groups_M, chances_MC.argmax(axis=1), num_classes if by_label else None),
             num_strata=dataset.num_groups * (num_classes if by_label else 1),
             num_classes=num_classes,
         )
-        return replace(asked, bins=bins)
+        return cls(bound=bound, bins=bins, by_label=by_label, num_classes=num_classes)
 
     @classmethod
     def read(cls, arrays: Mapping[str, npt.NDArray[Any]], card: StudentCard, bound: ErrorBound) -> AskedBound:
@@ -99,10 +96,6 @@ class AskedBound:
             "public_doubts_SK": bins.doubts_SB,
         }
 
-    def strata(self, groups_N: IntArray, labels_N: IntArray) -> IntArray:
-        """Return the stratum of each prediction (N,)."""
-        return groups_N * self.num_classes + labels_N if self.by_label else groups_N
-
     def table(
         self, test: Split, labels_N: IntArray, chances_NC: npt.NDArray[np.floating], *, weight: int = 1
     ) -> IntArray:
@@ -112,7 +105,8 @@ class AskedBound:
         wrong_N = (labels_N != test.y.numpy()).astype(np.int64)
         bins_N = self.bins.numbers(confidences(chances_NC))
         table_SK2 = np.zeros((*self.bins.shares_SB.shape, 2), np.int64)
-        where = (self.strata(test.z.numpy(), labels_N), bins_N, wrong_N)
+        strata_N = _strata(test.z.numpy(), labels_N, self.num_classes if self.by_label else None)
+        where = (strata_N, bins_N, wrong_N)
         np.add.at(table_SK2, tuple(each[counted_N] for each in where), weight)
         return table_SK2
 
@@ -135,15 +129,15 @@ class AskedBound:
         answered_S = answered_bins(counts_SK2, first_S, self.bound, noise_stddev=noise_stddev)
         thresholds = [self.bins.threshold(int(number)) for number in answered_S]
         wide = self.num_classes
-        rows = (
-            tuple(tuple(thresholds[start : start + wide]) for start in range(0, len(thresholds), wide))
-            if self.by_label
-            else tuple((each,) * wide for each in thresholds)
-        )
+        if not self.by_label:
+            thresholds = [each for each in thresholds for _ in range(wide)]
+        rows = tuple(tuple(thresholds[start : start + wide]) for start in range(0, len(thresholds), wide))
         return AnswerRule(bound=self.bound, thresholds_GC=rows), answered_S
 
 
-_NO_BINS = ConfidenceBins(edges=np.zeros(0), shares_SB=np.ones((1, 1)), doubts_SB=np.zeros((1, 1)))
+def _strata(groups_N: IntArray, labels_N: IntArray, num_classes: int | None) -> IntArray:
+    """Return the stratum of each prediction (N,): its group, or with ``num_classes`` its group and predicted label."""
+    return groups_N if num_classes is None else groups_N * num_classes + labels_N
 
 
 def _one_of_each_person(test: Split) -> npt.NDArray[np.bool_]:
@@ -164,9 +158,6 @@ def _one_of_each_person(test: Split) -> npt.NDArray[np.bool_]:
 def without_rule(student: Student) -> bytes:
     """Return the bytes of the file of ``student`` without a rule for its answers: those of the model that the table
     was drawn about."""
-    from student.student import save_student  # with torch, which most readers of a run do not need
+    from student.student import student_bytes  # with torch, which most readers of a run do not need
 
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "student.safetensors"
-        save_student(replace(student, card=replace(student.card, answers=None)), path)
-        return path.read_bytes()
+    return student_bytes(replace(student, card=replace(student.card, answers=None)))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 from small_runs import QUIET
+from test_private_metrics import DECLARED as CLINIC
 
 from fairpate import FairClassifier, load_data
 from fairpate.config import ConfigError
@@ -34,14 +35,7 @@ from student.student import load_student, save_student
 
 pytestmark = [pytest.mark.usefixtures("light_runs"), pytest.mark.usefixtures("own_state")]
 
-DECLARED: dict[str, Any] = {
-    "name": "clinic",
-    "label": {"column": "y", "classes": ["no", "yes"]},
-    "group": {"column": "sex", "values": ["F", "M"]},
-    "features": {"age": {"bounds": [0, 100]}, "weight": {"bounds": [0, 100]}},
-    "identity": {"key": "id"},
-    "rows": 4000,
-}
+DECLARED: dict[str, Any] = CLINIC | {"rows": 4000}
 GAUSSIAN = 1.3906  # standard deviation over sensitivity
 SETTINGS = {"target": {"epsilon": 3}}
 
