@@ -106,7 +106,9 @@ def machine(base: Path, copies: list[str]) -> None:
             f'#!/bin/sh\nexec {sys.executable} {Path(__file__)} {name} {programs} "$@"\n', encoding="utf-8"
         )
         (programs / name).chmod(0o755)
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("FAIRPATE_", "RAY_"))}
+    # Without the tests' own certificates either, which other users cannot read.
+    own = ("FAIRPATE_", "RAY_", "SSL_CERT_FILE")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     variables |= {"PATH": f"{programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     # One shell for all: the page defines a function in it. A server would never end: it is left when it answers.
     shell = r"""
