@@ -87,6 +87,7 @@ def declare_data(
     group: str | None = None,
     person: str | None = None,
     test: Path | None = None,
+    intended_use: str | None = None,
     read_private: bool = False,
     output: Annotated[Path | None, typer.Option("--output", "-o")] = None,
 ) -> Output:
@@ -99,6 +100,7 @@ def declare_data(
         group: Column of the group whose fairness counts.
         person: Column that is the same in all rows of one person; default: an id column whose values repeat.
         test: Table of labelled records to measure the model on; this command does not read it.
+        intended_use: What a model of these records is for, in your words; report and card state it.
         read_private: Also read private rows, for the values of the label and for ids that repeat; the draft asks you to
             confirm these lines from your own knowledge. Bounds and categories are never taken from private rows.
         output: YAML file to write; default: the draft is only printed.
@@ -116,7 +118,15 @@ def declare_data(
     with waiting("data"):
         folder = Path.cwd() if output is None else output.parent
         text = draft_declaration(
-            file, public, folder, label=label, group=group, person=person, test=test, reads_private=read_private
+            file,
+            public,
+            folder,
+            label=label,
+            group=group,
+            person=person,
+            test=test,
+            intended_use=intended_use,
+            reads_private=read_private,
         )
     facts, questions = {"declaration": text, "file": output}, open_questions(text)
     if output is None:
@@ -815,10 +825,16 @@ def version() -> Output:
 ProjectFolder = Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")]
 
 
-def _new(name: ProjectFolder, kind: Literal["table", "images", "embeddings"] = "table") -> Output:
+def _new(
+    name: ProjectFolder,
+    kind: Literal["table", "images", "embeddings"] = "table",
+    intended_use: Annotated[
+        str | None, typer.Option(help="What the model is for, in your words; report and card state it.")
+    ] = None,
+) -> Output:
     from fairpate.cli.summaries import write_project
 
-    data, files = write_project(name, kind)
+    data, files = write_project(name, kind, intended_use=intended_use or "")
     about = f"data set {data}, with example records to replace by yours, see README.md."
     return _created(name, about, "fairpate run settings.yaml", kind=kind, data=data, files=files)
 

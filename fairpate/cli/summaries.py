@@ -358,9 +358,9 @@ class ProjectError(UsageError, ValueError):
     """Raised if a new project cannot have the name that the user chose; the message gives the reason."""
 
 
-def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
+def write_project(folder: Path, kind: Kind = "table", *, intended_use: str = "") -> tuple[str, list[Path]]:
     """Write a new project for a data set of the given ``kind`` to ``folder``, completely or not at all; return the name
-    of its data set, and the paths of its files.
+    of its data set, and the paths of its files. ``intended_use``: what its model is for, in the user's words.
 
     ProjectError if the folder's name has no letter or has a control character, or is that of a known data set.
     PlaceError if ``folder`` exists already or cannot be written.
@@ -373,6 +373,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
     if name in [*REGISTRY]:  # without loading entries
         raise ProjectError(f"NAME: {name} is the name of a known data set; give another, such as my_{name}.")
     words = {"name": name, **read_yaml(_TEMPLATES / "words.yaml")[kind]}
+    words["intended_use"] = json.dumps(intended_use, ensure_ascii=False)  # in quotes for YAML
     contents = {
         target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words).encode()
         for source, target in _FILES.items()

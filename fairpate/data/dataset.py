@@ -318,6 +318,7 @@ class DatasetEntry:
     - ``rows``, ``persons``: the publisher's numbers of records and persons; None if unknown or not public.
     - ``persons_when``: if the source has persons, the options with which records name them; empty: with any options.
     - ``citation``: the reference for a study.
+    - ``intended_use``, ``out_of_scope``, ``contact``: the owner's words on what a model of the records is for.
     - ``num_public``, ``num_validation``, ``num_test``: default sizes of splits. None takes every record that the
       publisher set aside for the split; a test split without such records gets a quarter of ``rows``.
     - ``count_public``: a function that counts public records in files of their own.
@@ -341,6 +342,9 @@ class DatasetEntry:
     num_validation: int | None = 500
     num_test: int | None = None
     citation: str = ""
+    intended_use: str = ""
+    out_of_scope: str = ""
+    contact: str = ""
     persons: int | None = None
     persons_when: Mapping[str, str] = field(default_factory=dict)
     class_shares: tuple[float, ...] = ()

@@ -210,6 +210,11 @@ class Declaration(Section):
     address: str = Field("", description="The publisher's page.")
     licence: str = Field("", description="Licence under which the records may be used.")
     citation: str = Field("", description="Reference that a study cites.")
+    intended_use: str = Field(
+        "", description="What a model of these records is for, in your words: report, card and dossiers state it."
+    )
+    out_of_scope: str = Field("", description="Uses that such a model is not meant for.")
+    contact: str = Field("", description="Whom to ask about such a model.")
     rows: Count | None = Field(
         None, description="Approximate number of records: a public number, never counted from private records."
     )

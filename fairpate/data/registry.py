@@ -822,6 +822,8 @@ def repeats_of(
     return found
 
 
+# Names of files and folders that say which part of the records they hold, and not of which data set.
+_NAMES_OF_PARTS = {"private", "public", "pool", "test", "train", "training", "validation", "data", "records"}
 _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 
@@ -935,6 +937,7 @@ def draft_declaration(
     group: str | None = None,
     person: str | None = None,
     test: Path | None = None,
+    intended_use: str | None = None,
     reads_private: bool = False,
 ) -> str:
     """Return a draft of a declaration from public records: YAML with a comment on each line, questions after ``# ?``.
@@ -946,6 +949,7 @@ def draft_declaration(
     be folders of pictures.
 
     ``label``, ``group`` and ``person`` name columns; if None, they are guessed. The ``test`` file is listed, not read.
+    ``intended_use``: what a model of the records is for; None: the draft asks.
     ``reads_private``: private rows are read too, for the classes of the label and for ids that repeat, never for bounds
     and categories; each such line asks the user to confirm it. :class:`DataError` for a file that cannot be
     read, :class:`DataSettingsError` for a column that does not exist.
@@ -957,7 +961,7 @@ def draft_declaration(
                 f"--{option}: expected {kind}, as {file.name} is, got {given.name}; give the same kind."
             )
     if file.is_dir():
-        return _draft_of_pictures(file, public, test, folder, reads_private=reads_private)
+        return _draft_of_pictures(file, public, test, folder, intended_use=intended_use, reads_private=reads_private)
     layout = layout_of(public or file, with_rows=public is not None)
     columns = tables.column_names(file, file.name, layout)
     for option, column in (("label", label), ("group", group), ("person", person)):
@@ -1016,6 +1020,7 @@ def draft_declaration(
         test,
         folder,
         source=f"from {public.name}, and {what}" if public else f"from {what}",
+        intended_use=intended_use,
         separator=layout.separator,
         encoding=layout.encoding,
         has_decimal_comma=has_decimal_comma,
@@ -1048,15 +1053,20 @@ def _drafted(file: Path, public: Path | None, test: Path | None, folder: Path, *
     or the levels of folders."""
     import jinja2  # no other use of data needs it
 
-    name = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
+    # Of a file or folder that is called after its part, such as private/, the folder above it names the data set.
+    names = (file.name.partition(".")[0], file.absolute().parent.name, "my_data")
+    own, *_ = plain = [re.sub("[^a-z0-9]+", "_", each.lower()).strip("_") for each in names]
+    name = next(each for each in plain if each and each not in _NAMES_OF_PARTS)
     is_table = "levels" not in facts
     words = jinja2.Environment(  # noqa: S701 - YAML, not HTML
         line_statement_prefix="%", keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     words.filters |= {"listed": _listed, "number": "{:.10g}".format, "quoted": _quoted, "sorted": sorted}
+    words.filters["text"] = partial(json.dumps, ensure_ascii=False)
     return words.from_string(Path(__file__).with_name("draft.txt").read_text(encoding="utf-8")).render(
         facts,
         name=name if name[:1].isalpha() else f"data_{name}",
+        is_named_by_file=name == own,
         private=_below(file, folder),
         public=public and _below(public, folder),
         test=test and _below(test, folder),
@@ -1099,7 +1109,15 @@ def layout_of(file: Path, *, with_rows: bool) -> Layout:
     return max(layouts, key=lambda layout: len(tables.column_names(file, file.name, layout)))
 
 
-def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:
+def _draft_of_pictures(
+    file: Path,
+    public: Path | None,
+    test: Path | None,
+    folder: Path,
+    *,
+    intended_use: str | None,
+    reads_private: bool,
+) -> str:
     """Return a drafted declaration for folders of pictures: each split is a folder, with pictures arranged as
     CLASS/GROUP/PICTURE."""
     # The names of the folders between a folder and its pictures, by level.
@@ -1115,7 +1133,9 @@ def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folde
             if len(found) > place and len(found[place]) >= 2:
                 names, asks = sorted(found[place]), question
         levels.append((what, values, names, asks))
-    return _drafted(file, public, test, folder, source="for folders of pictures", levels=levels)
+    return _drafted(
+        file, public, test, folder, source="for folders of pictures", intended_use=intended_use, levels=levels
+    )
 
 
 def outwards(low: float, high: float) -> tuple[float, float]:

@@ -482,7 +482,7 @@ class CardData:
 
 @dataclass(frozen=True, kw_only=True)
 class IntendedUse:
-    """The intended use of the model in the publisher's words; the card shows None as not stated."""
+    """The intended use of the model in its owner's words; the card names what is None as not stated."""
 
     intended: str | None = None
     out_of_scope: str | None = None
@@ -611,19 +611,34 @@ class Card:
     def data_rows(self) -> records.Rows:
         """The facts about the data set, as pairs of heading and value."""
         data = self.data
-        unknown = "not known: the records were given from Python" if data.given_from_python else "not stated"
         rows = [
             ("Name", data.name),
-            ("Task", data.task or unknown),
+            ("Task", data.task),
             ("Sensitive attribute", f"{self.model.sensitive_attribute}: {', '.join(self.model.groups)}"),
-            ("Publisher", data.publisher or unknown),
-            ("Address", data.address or unknown),
-            ("Licence", data.licence or unknown),
+            ("Publisher", data.publisher),
+            ("Address", data.address),
+            ("Licence", data.licence),
         ]
         if data.options is not None:
             options = (f"{name}: {value}" for name, value in settings_words(data.options).items())
             rows += [("Read with", ", ".join(options) or "no options"), ("Seed of the split", str(data.split_seed))]
-        return rows
+        return _stated(rows, why="the records were given from Python" if data.given_from_python else "")
+
+    @property
+    def use_rows(self) -> records.Rows:
+        """What the model is for, in its owner's words, as pairs of heading and words."""
+        use = self.use
+        return _stated(
+            [("Intended use", use.intended), ("Out of scope", use.out_of_scope), ("Contact", use.contact)], why=""
+        )
+
+
+def _stated(rows: Sequence[tuple[str, str | None]], *, why: str) -> records.Rows:
+    """Return the ``rows`` that have a value, and one row that names the others, with the reason ``why`` if known."""
+    missing = pages.listed([name[0].lower() + name[1:] for name, value in rows if not value])
+    known = [(name, value) for name, value in rows if value]
+    unknown = ("Not known", f"{missing}: {why}") if why else ("Not stated", missing)
+    return [*known, unknown] if missing else known
 
 
 def card_page(card: Card) -> str:

@@ -101,6 +101,8 @@ from student.student import load_student
 
 MINUTES = 60.0  # default limit of an audit's run time
 CANARIES = 20_000  # default number of coin flips of one audit, spread over as many releases as they need
+QUICK_MINUTES, QUICK_CANARIES = 2.0, 2_000  # of `fairpate audit --quick`
+_LONG_S = 60.0  # an audit that takes longer names the quick form
 _MOST_CANARIES = 2**24
 _LEAST_SPREAD = 1e-4  # of a squared gain: a release without noise must not make all others count for nothing
 _EVENTS_ALIKE = 0.01  # relative; a repeated search for the noise may end at a slightly different float
@@ -233,9 +235,9 @@ def _attacked(
         num_releases = fitting
         total = num_releases * shadows.num_canaries
     else:
-        reporter.note(
-            "time", f"{num_releases:,} releases and as many controls: about {duration(num_releases * each_s)}"
-        )
+        shorter = "; --quick draws a tenth" if num_releases * each_s > _LONG_S and num_canaries == CANARIES else ""
+        words = f"{num_releases:,} releases and as many controls: about {duration(num_releases * each_s)}{shorter}"
+        reporter.note("time", words)
     planned = at_best(ideal, total)
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 

@@ -188,8 +188,8 @@ def write_card(
     """Write the model card, ``public/card.html`` and ``public/card.json``, of the run in the folder ``root``, and
     return the paths of both files.
 
-    The card shows an argument that is None as not stated. RunFolderError for a folder without a run, RunDirectoryError
-    for a run that published nothing.
+    An argument that is None is what the declaration of the data says of it; the card names what is stated nowhere.
+    RunFolderError for a folder without a run, RunDirectoryError for a run that published nothing.
     """
     run = run_at(root)
     card = read_card(run, use=IntendedUse(intended=intended_use, out_of_scope=out_of_scope, contact=contact))
@@ -212,7 +212,8 @@ def card_values(card: Card) -> dict[str, Any]:
 
 def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     """Return the model card of a run. It is made from the run's published files and from its configuration, which names
-    the method and the data set. ``use``: the intended use that the card states.
+    the method and the data set. ``use``: the intended use that the card states; what is None in it is as the data set
+    declares it.
 
     RunDirectoryError for a run that published no model, ConfigError if the configuration names another data set.
     """
@@ -241,6 +242,11 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
                 "restore the run's config.yaml and data.json from one copy."
             )
         entry = entry_for(chosen)
+        use = IntendedUse(
+            intended=use.intended or entry.intended_use or None,
+            out_of_scope=use.out_of_scope or entry.out_of_scope or None,
+            contact=use.contact or entry.contact or None,
+        )
         data = CardData(
             kind=trained_on.kind,
             **{name: getattr(entry, name) for name in ("name", "task", "publisher", "address", "licence")},

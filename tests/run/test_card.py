@@ -105,7 +105,7 @@ def test_the_card_of_a_trained_method_says_what_its_statement_says(trained: RunD
         f"{gap['low']:.3f} to {gap['high']:.3f}",
         "teaching <b>",
         "me & you",
-        "not stated by the publisher",
+        "Not stated out of scope",
         "Gaussian sums over Poisson samples",
         "add or remove one",
         card["model"]["sha256"],

@@ -202,6 +202,49 @@ def test_folders_of_pictures_are_drafted(tmp_path, fairpate):
     assert (code, "--test: expected a folder of pictures" in said) == (2, True), said
 
 
+@pytest.mark.parametrize(
+    ("private", "name", "asks"),
+    [("private.csv", "clinic", True), ("training/private.csv", "my_data", True), ("wards.csv", "wards", False)],
+)
+def test_a_file_or_folder_called_after_its_part_does_not_name_the_data_set(fairpate, tmp_path, private, name, asks):
+    """The odometer adds up by this name: two data sets called "private" would be one."""
+    file = tmp_path / "clinic" / private
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{HEADER}\n", encoding="utf-8")
+    code, _, _ = fairpate("data", "declare", file, "-o", tmp_path / "clinic" / "own.yaml")
+    line = (tmp_path / "clinic" / "own.yaml").read_text(encoding="utf-8").splitlines()[2]
+    assert (code, line.split()[:2], "# ?" in line) == (0, ["name:", name], asks)
+
+
+def test_a_folder_of_pictures_called_private_does_not_name_the_data_set(fairpate, tmp_path):
+    (tmp_path / "scans" / "private" / "no" / "F").mkdir(parents=True)
+    said = fairpate("data", "declare", "scans/private")[1]
+    assert "name: scans  # ? " in said and 'private: "scans/private"  # what' in said
+
+
+def test_the_intended_use_is_asked_once_and_the_card_states_it(fairpate, clinic):
+    use = "Planning calls: 'who?' and \"when?\" für München"
+    draft = ("data", "declare", "patients.csv", "--public", "pool.csv")
+    asked, answered = fairpate(*draft)[1], fairpate(*draft, "--intended-use", use)[1]
+    assert 'intended_use: ""  # ? ' in asked
+    assert asked.count("# ?") == answered.count("# ?") + 1
+    assert yaml.safe_load(answered)["intended_use"] == use
+    # From the project to the card: nobody has to say it again.
+    assert fairpate("new", "ward", "--intended-use", use)[0] == 0
+    fast = ("--set", "student.fit.epochs=1", "--out", "ward/run")
+    assert fairpate("run", "--data", "ward/data.yaml", "--method", "weighted_votes", "--epsilon", 2, *fast)[0] == 0
+    assert fairpate("card", "ward/run", "--contact", "me")[0] == 0
+    card = json.loads((clinic / "ward/run/public/card.json").read_text(encoding="utf-8"))
+    assert card["use"] == {"intended": use, "out_of_scope": None, "contact": "me"}
+    page = (clinic / "ward/run/public/card.html").read_text(encoding="utf-8")
+    # What nobody states is named in one line of a table, not in one line each.
+    assert "publisher, address and licence" in page and page.count("Not stated") == 2
+    assert "not stated by" not in page
+    assert fairpate("card", "ward/run", "--intended-use", "Another.")[0] == 0
+    card = json.loads((clinic / "ward/run/public/card.json").read_text(encoding="utf-8"))
+    assert card["use"]["intended"] == "Another."
+
+
 SCANS = """name: scans
 kind: images
 rows: 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -301,6 +302,15 @@ def test_what_cannot_be_audited_says_why(runs: Any) -> None:
         audited(runs("dp_postprocessing"), num_canaries=10)
     with pytest.raises(RunDirectoryError, match="from Python"):
         audited(runs("weighted_votes"), on_private=True)
+
+
+def test_an_audit_says_how_long_it_takes_and_has_a_quick_form(runs: Any, fairpate: Any) -> None:
+    root = runs("record_votes")
+    code, _, told = fairpate("audit", root, "--quick")
+    assert code == 0, told
+    assert re.search(r"time +\d+ releases and as many controls: about \d", told), told
+    (release,) = json.loads((root / "public" / "audit.json").read_text())["releases"]
+    assert release["found"]["guesses"]["num_canaries"] == pytest.approx(2000, abs=release["canaries_each"])
 
 
 def test_an_audit_of_other_events_than_the_statement_s_is_refused(runs: Any) -> None:

@@ -75,7 +75,7 @@ def test_every_file_names_the_data_set_that_was_given(given: RunDirectory) -> No
     for path in (page, plain, given.record, given.config, given.data):
         assert "color_digits" not in path.read_text(), path
         assert "scikit-learn" not in path.read_text(), path
-    assert "not known: the records were given from Python" in page.read_text()
+    assert "task, publisher, address and licence: the records were given from Python" in page.read_text()
 
 
 def test_a_default_folder_is_named_after_the_data_set_that_was_given(
