@@ -47,6 +47,7 @@ import torch
 from fairpate.config import values_digest
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split
+from fairpate.fairness.bounded_errors import confidences
 from fairpate.methods.base import Audited, Method, all_methods
 from fairpate.methods.shadows import (
     COPIES,
@@ -81,6 +82,7 @@ from fairpate.privacy.audit import (
 )
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables, event_from, event_json
+from fairpate.releases.arrays import read_release
 from fairpate.releases.directory import (
     DataRecord,
     RunDirectory,
@@ -91,6 +93,7 @@ from fairpate.releases.directory import (
     write_text,
 )
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, SingleRelease, audit_page
+from fairpate.run.answers import AskedBound
 from fairpate.run.bundle import alike
 from fairpate.run.folder import finished_run, load_for
 from fairpate.run.model import initial_model
@@ -409,15 +412,22 @@ def _metrics(
     *,
     is_control: bool,
 ) -> Shadows:
-    """Return an attack on the noisy table of test records from which private metrics are computed. Every combination of
-    group, true label and prediction that the model makes has a canary, a record that the attacker looks for."""
+    """Return an attack on the noisy tables of test records from which private metrics, and the thresholds of a model
+    that may refuse, are computed. Every combination of group, true label and prediction that the model makes has a
+    canary, a record that the attacker looks for."""
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
+    bound, asked = config.student.reject, None
+    if bound is not None and run.metrics_table.exists():
+        asked = AskedBound.read(read_release(run.metrics_table)[0].arrays, student.card, bound)
     tried_x = varied(facts, MOST_EACH, scale=LOUD)
+    if asked is not None:  # some of them less loud: of other confidences
+        tried_x = torch.cat([tried_x, varied(facts, MOST_EACH), varied(facts, MOST_EACH, scale=1 / LOUD)])
     tried = made_records(tried_x, *np.zeros((2, len(tried_x)), np.int64), name="tried")
     said_N, chances_NC = lone_predictions(student, tried, OsEntropy())
     bin_N = np.searchsorted(edges, scores_of(chances_NC, said_N), side="right")
-    _, places = np.unique(np.stack([bin_N, said_N]), axis=1, return_index=True)
+    apart_N = np.zeros(len(tried_x), np.int64) if asked is None else asked.bins.numbers(confidences(chances_NC))
+    places = _one_of_each(np.stack([bin_N, said_N]), apart_N)
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     # One canary for each cell. If neighbours replace a unit, two cells share a canary that moves between them.
     place_M, group_M, label_M = np.indices((len(places), num_groups, num_classes)).reshape(3, -1)
@@ -426,59 +436,90 @@ def _metrics(
     if moved:
         kept_M = (group_M if moved == "group" else label_M) == 0
         place_M, group_M, label_M = place_M[kept_M], group_M[kept_M], label_M[kept_M]
-    cells_M = bin_N[place_M], group_M, label_M, said_N[place_M]
-    others_M = bin_N[place_M], group_M + (moved == "group"), label_M + (moved == "label"), said_N[place_M]
-    copies = COPIES if event.unit == "person" else 1
+    copies, num_canaries = COPIES if event.unit == "person" else 1, len(place_M)
     x = tried_x[torch.from_numpy(place_M)]
     canaries = made_records(x, label_M, group_M, name="canary", unit=event.unit, copies=copies)
-    moved_ones = made_records(x, others_M[2], others_M[1], name="canary", unit=event.unit, copies=copies)
+    labels_M, groups_M = label_M + (moved == "label"), group_M + (moved == "group")
+    moved_ones = made_records(x, labels_M, groups_M, name="canary", unit=event.unit, copies=copies)
     base = loaded.test if loaded is not None else canaries.take(range(0))
-    sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes, "edges": edges}
+    sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes, "edges": edges, "asked": asked}
+    tables = {"table of predictions": "weights_BGYC"} | (
+        {} if asked is None else {"table by confidence": "weights_SK2"}
+    )
     claimed = event.noise_stddev_records * (0.5 if is_control else 1.0)
     spread, kurtosis = moments_of(event.noise_stddev_weights)
 
     def own_noise(exact_RW: IntArray, **_: Any) -> IntArray:
         return exact_RW + own_noise_of(exact_RW.shape, claimed * event.weight)
 
-    def exact_of(records: Split) -> Numbers:
-        shown = draw_table(student, records, event, OsEntropy(), noisy_sum=lambda exact_RW, **_: exact_RW, **sizes)
-        return shown.arrays["weights_BGYC"]
+    def drawn(records: Split, **how: Any) -> dict[str, Numbers]:
+        shown = draw_table(student, records, event, OsEntropy(), **sizes, **how)
+        return {name: shown.arrays[of].ravel() for name, of in tables.items()}
 
-    known_BGYC = exact_of(base) if len(base) else 0
+    def exact_of(records: Split) -> dict[str, Numbers]:
+        return drawn(records, noisy_sum=lambda exact_RW, **_: exact_RW)
+
+    def each_alone(records: Split) -> dict[str, Numbers]:
+        """What each canary adds to the cells of each table (cells, M) if it is the only record."""
+        alone = [exact_of(records.take(range(row * copies, (row + 1) * copies))) for row in range(num_canaries)]
+        return {name: np.stack([each[name] for each in alone], axis=1) for name in tables}
+
+    known = exact_of(base)
+    with_it = each_alone(canaries)
+    without = each_alone(moved_ones) if moved else {name: 0 * each for name, each in with_it.items()}
+    # A cell that several canaries share tells nothing of one.
+    shared = {name: ((with_it[name] + without[name] > 0).sum(axis=1) > 1)[:, None] for name in tables}
+    added, alone = {}, {}
+    for name in tables:
+        touched = with_it[name] + without[name] > 0
+        alone[name] = ~(touched & shared[name]).any(axis=0)
+        added[name] = (with_it[name] - without[name]) * alone[name] / event.weight
 
     def play(included_M: Coins) -> Seen:
         rows_N = np.repeat(included_M, copies)
         records = joined(base, canaries.take(np.flatnonzero(rows_N).tolist()))
         if moved:
             records = joined(records, moved_ones.take(np.flatnonzero(~rows_N).tolist()))
-        how: dict[str, Any] = sizes | ({"noisy_sum": own_noise} if is_control else {})
-        shown_BGYC = draw_table(student, records, event, OsEntropy(), **how).arrays["weights_BGYC"] - known_BGYC
-        table_BGYC = shown_BGYC / event.weight
-        # The difference of two cells has the noise of both.
-        found_M = table_BGYC[cells_M] - (table_BGYC[others_M] - 1 if moved else 0)
-        added, stddev = (2.0, math.sqrt(2) * claimed) if moved else (1.0, claimed)
-        score_M, gain_M = log_ratio(found_M[None], np.full((1, len(found_M)), added), stddev)
-        # Shares of a person's records are rounded down.
-        added_BGYC, each = np.zeros(shown_BGYC.shape, np.int64), event.weight // copies * copies
-        np.add.at(added_BGYC, cells_M, each * included_M)
-        if moved:
-            np.add.at(added_BGYC, others_M, each * ~included_M)
-        noise_BGYC = shown_BGYC - added_BGYC
-        noise = both_kinds(noise_BGYC, added_BGYC > 0, spread, kurtosis=kurtosis)
-        draws = (Drawn.of(noise_BGYC, event.noise_stddev_weights),)
-        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=(noise,), draws=draws)
+        shown = drawn(records, **({"noisy_sum": own_noise} if is_control else {}))
+        scores, gains, noise, draws = [], [], [], []
+        for name in tables:
+            found = shown[name] - known[name]
+            score_M, gain_M = log_ratio(
+                found[:, None] / event.weight - without[name] / event.weight, added[name], claimed
+            )
+            if alone[name].any():
+                scores.append(score_M)
+                gains.append(np.where(gain_M > 0, gain_M, np.nan))
+            certain = with_it[name] @ included_M + without[name] @ ~included_M
+            noise.append(both_kinds(found - certain, certain > 0, spread, kurtosis=kurtosis))
+            draws.append(Drawn.of(found - certain, event.noise_stddev_weights))
+        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noise), draws=tuple(draws))
 
     # Where records are replaced, each adds as much as it takes away.
     own_x = tried_x[torch.from_numpy(places)]
-    reach = reach_of(facts, own_x, lambda records: {"table": exact_of(records)})["table"] / event.weight
+    reach = reach_of(facts, own_x, exact_of)
     claim = gaussian_claim(event.as_sums.norm / event.weight, claimed, config.target.delta)
     return Shadows(
-        attack="likelihood ratio of the number in the canary's cell",
+        attack="likelihood ratio of the numbers in the canary's cells",
         events=(event,),
-        num_canaries=len(place_M),
-        releases=(Claimed(name="table of predictions", claim=claim, reach=reach),),
+        num_canaries=num_canaries,
+        releases=tuple(
+            Claimed(name=name, claim=claim, is_attacked=bool(alone[name].any()), reach=reach[name] / event.weight)
+            for name in tables
+        ),
         play=play,
         is_gaussian=True,
         control_noise=0.5 if is_control else 1.0,
-        unseen=() if config.student.reject is None else ("the table by confidence, which is released with it",),
+        unseen=() if bound is None or asked is not None else ("the table by confidence, which is released with it",),
     )
+
+
+def _one_of_each(kind_KN: IntArray, apart_N: IntArray) -> IntArray:
+    """Return a row of each kind; of its rows, one whose number in ``apart_N`` no row before has, if there is one."""
+    _, kind_N = np.unique(kind_KN, axis=1, return_inverse=True)
+    chosen: list[int] = []
+    for kind in range(int(kind_N.max()) + 1):
+        rows = np.flatnonzero(kind_N == kind)
+        free = rows[~np.isin(apart_N[rows], apart_N[chosen])]
+        chosen.append(int((free if len(free) else rows)[0]))
+    return np.array(chosen)

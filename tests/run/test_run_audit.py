@@ -29,7 +29,9 @@ from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.releases.directory import RunDirectoryError
 from fairpate.report.run_page import Audit, audit_page
+from fairpate.run import audit as run_audit
 from fairpate.run import private_metrics
+from fairpate.run.answers import AskedBound
 from fairpate.run.audit import AuditError, audit_run
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.run import run_method
@@ -216,6 +218,43 @@ def test_the_table_of_private_metrics_is_audited_too(runs: Any, fault: Any, monk
     # Of a table, the attack is nearly ideal.
     assert max(table.found.bounds(found.delta)) > (found.epsilon if fault else 0.6 * found.epsilon)
     assert found.refuted is (fault is not None)
+
+
+def exact_by_confidence(patched: pytest.MonkeyPatch) -> None:
+    """The second of two tables has no noise."""
+    whole = run_audit.draw_table
+
+    def draw_table(*given: Any, **how: Any) -> Any:
+        shown = whole(*given, **how)
+        if how.get("noisy_sum") is None:
+            exact = whole(*given, **how, noisy_sum=lambda exact_RW, **_: exact_RW)
+            shown.arrays["weights_SK2"] = exact.arrays["weights_SK2"]
+        return shown
+
+    patched.setattr(run_audit, "draw_table", draw_table)
+
+
+def twice_by_confidence(patched: pytest.MonkeyPatch) -> None:
+    """Every record counts twice in the second of two tables."""
+    table = AskedBound.table
+    patched.setattr(AskedBound, "table", lambda self, *given, weight: 2 * table(self, *given, weight=weight))
+
+
+@pytest.mark.parametrize("fault", [None, exact_by_confidence, twice_by_confidence])
+def test_the_table_by_confidence_is_attacked_by_itself(runs: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = runs("weighted_votes", evaluation={"metrics": "private"}, student={"reject": {"max_error": 0.3}})
+    if fault is not None:
+        fault(monkeypatch)
+    found = audited(root, wanted=is_refuted if fault else holds, num_canaries=1500)
+    tables = found.releases[1]
+    assert [single.name for single in tables.singles] == ["table of predictions", "table by confidence"]
+    assert tables.unseen == ()
+    assert found.refuted is (fault is not None)
+    # Each table has a share of the budget, and the attack on it alone proves most of what is claimed of it.
+    for single in tables.singles:
+        assert single.found is not None
+        if fault is None:
+            assert max(single.found.bounds(found.delta)) > 0.4 * single.claim.epsilon
 
 
 def test_the_table_of_a_model_of_embedded_records_is_audited(clinic: Path, tmp_path: Path) -> None:  # noqa: F811
