@@ -402,7 +402,9 @@ class RunRecord:
     answered test records and are left out of gaps. ``answered`` is the number of released labels of a method that
     answers queries, ``answered_by_group`` that of each public group in the order of its codes; null for other methods.
     ``metrics`` says whether a privacy guarantee covers the metrics. ``declared_units`` is the public number of
-    protected units, with which ``delta`` is compared; null if none is.
+    protected units, with which ``delta`` is compared; null if none is. ``max_error``: with probability
+    ``max_error_confidence`` at most this share of the answers in every group is wrong, as the run guarantees; both are
+    null if no bound was asked for, or if it holds for some groups alone.
     """
 
     method: str
@@ -414,7 +416,7 @@ class RunRecord:
     epsilon: float
     epsilon_is_data_dependent: bool
     accuracy: float | None
-    coverage: float
+    coverage: float | None
     disparity: float | None
     config: dict[str, Any]
     majority_accuracy: float | None = None
@@ -426,6 +428,8 @@ class RunRecord:
     answered_by_group: tuple[int, ...] | None = None
     metrics: MetricsKind = "outside"
     declared_units: int | None = None
+    max_error: float | None = None
+    max_error_confidence: float | None = None
 
 
 ItemT = TypeVar("ItemT")

@@ -517,6 +517,7 @@ def specify(
     fair_at: base.FairAt = None,
     coverage: float | None = None,
     accuracy: float | None = None,
+    max_error: float | None = None,
     frontier: Path | None = None,
     data: str | None = None,
     transfer: Path | None = None,
@@ -532,6 +533,7 @@ def specify(
         fairness: Largest gap of another notion, as in equalized_odds=0.1; repeat it for several.
         coverage: Smallest share of records that are answered.
         accuracy: Smallest accuracy on answered records.
+        max_error: Largest share of wrong answers in every group that a run guarantees, with 95 % confidence.
         frontier: A results.parquet; default: the newest in runs/.
         data: Only results on this data set.
         transfer: A second results.parquet: also show how the configurations chosen in the first do on its data sets.
@@ -548,8 +550,15 @@ def specify(
                 raise UsageError(
                     f"--fair-at: {rule.notion} is limited by another option too; leave one of the two out."
                 )
-        named = {"epsilon": epsilon, "disparity": disparity, "coverage": coverage, "accuracy": accuracy}
-        demand = Demand(**named, fairness=limits, fair_at=rule)
+        demand = Demand(
+            epsilon=epsilon,
+            disparity=disparity,
+            coverage=coverage,
+            accuracy=accuracy,
+            max_error=max_error,
+            fairness=limits,
+            fair_at=rule,
+        )
     with waiting("specify"):
         answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
     return Output(facts=answer.to_json(), words=describe_answer(answer))

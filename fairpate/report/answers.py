@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fairpate.pages import counted, listed
 from fairpate.report.metrics import Estimate, Evaluation
-from fairpate.types import AnswerRule, ErrorBound, MetricsKind, Unit, restored
+from fairpate.types import AnswerRule, ErrorBound, MetricsKind, Unit, restored, strict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,9 @@ class AnswerGuarantee:
     """The thresholds of a model that refuses where it is not confident enough, and what they guarantee.
 
     ``answered`` has, for each group, the share of its records that are answered: an estimate with an interval from a
-    noisy table, or the exact share of the test records, whose ends are equal. ``num_records`` is the number of test
+    noisy table, or the exact share of the test records, whose ends are equal. ``coverage`` is that of all records
+    together, and ``accuracy`` the share of all answers that are right. They are of the records whose errors are
+    bounded: with ``of`` false_negative, of those that are of the second class. ``num_records`` is the number of test
     records (of persons, where ``unit`` is the person: one record of each) from which the thresholds were computed,
     rounded if it is noisy.
     """
@@ -26,13 +28,15 @@ class AnswerGuarantee:
     group_names: tuple[str, ...]
     class_names: tuple[str, ...]
     answered: tuple[Estimate, ...]
+    coverage: Estimate
+    accuracy: Estimate
     num_records: int
     unit: Unit
     metrics: MetricsKind
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values as JSON, with the sentence that they support."""
-        return asdict(self) | {"said": self.sentence}
+        """Return the values as JSON, with the sentence that they support; undefined numbers are null."""
+        return strict(asdict(self)) | {"said": self.sentence}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> AnswerGuarantee:
@@ -43,11 +47,13 @@ class AnswerGuarantee:
         """Return the guarantee with the coverages and the number of records that ``measured`` shows, an exact
         evaluation of the same model, which hides small numbers of records."""
         shares = [math.nan if group.coverage is None else group.coverage for group in measured.groups]
-        answered = [
-            replace(each, value=share, low=share, high=share) for each, share in zip(self.answered, shares, strict=True)
-        ]
+        estimates = (*self.answered, self.coverage, self.accuracy)
+        *answered, coverage, accuracy = (
+            replace(each, value=share, low=share, high=share)
+            for each, share in zip(estimates, (*shares, measured.coverage, measured.accuracy), strict=True)
+        )
         number = measured.num_records if measured.num_persons is None else measured.num_persons
-        return replace(self, answered=tuple(answered), num_records=number)
+        return replace(self, answered=tuple(answered), coverage=coverage, accuracy=accuracy, num_records=number)
 
     @property
     def bound(self) -> ErrorBound:
@@ -59,6 +65,15 @@ class AnswerGuarantee:
         """The groups none of whose records are answered, since the bound cannot be guaranteed for them."""
         rows = zip(self.group_names, self.rule.thresholds_GC, strict=True)
         return tuple(name for name, row in rows if all(threshold is None for threshold in row))
+
+    @property
+    def kept(self) -> dict[str, float]:
+        """The bound that holds for the errors of every group's answers, as fields of a run's record; empty if there is
+        none."""
+        bound = self.bound
+        if bound.of != "error" or self.unmet:
+            return {}
+        return {"max_error": bound.max_error, "max_error_confidence": bound.confidence}
 
     @property
     def sentence(self) -> str:

@@ -123,7 +123,9 @@ class Point:
     records, NaN if unknown. ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in
     words. ``units`` is the public number of protected units, with which delta is compared, None if none is.
     ``groups`` counts, for each group, the seeds in which a constant prediction would serve the group better, and
-    those in which the group had no answered test record. ``look`` is the method's family and the index of its colour,
+    those in which the group had no answered test record. ``max_error_S``: for each seed, the share of answers of which
+    the run guarantees in every group that no more are wrong, with ``max_error_confidence``; NaN where it guarantees
+    none. ``look`` is the method's family and the index of its colour,
     None for a method of another package.
     """
 
@@ -141,6 +143,8 @@ class Point:
     notion: NotionName = DEFAULT
     fairness_S: Mapping[NotionName, FloatArray] = field(default_factory=dict)
     ends_S3: Mapping[NotionName, FloatArray] = field(default_factory=dict)
+    max_error_S: FloatArray = field(default_factory=lambda: np.full(1, math.nan))
+    max_error_confidence: float = math.nan
     look: Look | None = None
     mean_O: FloatArray = field(init=False)
     spread_O: FloatArray = field(init=False)
@@ -173,7 +177,18 @@ class Point:
     def remarks(self) -> tuple[str, ...]:
         """Sentences that qualify the point's numbers."""
         stops = self.settings.get("aggregator.budget.accept_leak") is True
-        return (*((REMARKS["stopped_by_votes"],) if stops else ()), *self.cautions)
+        bound = []
+        if not math.isnan(self.max_error):
+            bound = [
+                f"Of the answers in every group at most {100 * self.max_error:.3g} % are wrong, with probability "
+                f"{100 * self.max_error_confidence:.3g} % in each run."
+            ]
+        return (*((REMARKS["stopped_by_votes"],) if stops else ()), *bound, *self.cautions)
+
+    @property
+    def max_error(self) -> float:
+        """The bound on the share of wrong answers that holds in every group and for every seed; NaN without one."""
+        return float(self.max_error_S.max())
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -272,6 +287,8 @@ def points_of(
                     for word, number in seeds_by_word.items()
                 ),
                 groups=GroupsTold.of(found),
+                max_error_S=np.array([each.max_error for each in found], np.float64),
+                max_error_confidence=float(np.array([each.max_error_confidence for each in found], np.float64).min()),
                 units=max((each.declared_units for each in found if each.declared_units is not None), default=None),
                 fairness_S={name: np.array([notion_value(each, name) for each in found], np.float64) for name in NAMES},
                 ends_S3={

@@ -75,8 +75,8 @@ from fairpate.report.records import Guarantee, described_events
 from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
 from fairpate.run.answers import without_rule
 from fairpate.run.folder import environment
-from fairpate.run.private_metrics import assessment_of
-from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
+from fairpate.run.private_metrics import Assessment, assessment_of
+from fairpate.run.publication import card_of, card_values, read_answers, read_evaluation, write_card
 from fairpate.types import GateRule, PrivacyStatement, Relation, UsageError, UserError, restored, stepwise, strict, tell
 from student.card import read_card
 
@@ -324,6 +324,8 @@ class _Check:
     # The privacy statement: the same as ``statement``, but never None. Only checks that run after the statement was
     # read use it.
     said: PrivacyStatement = field(init=False)
+    # Computed from the released table of private metrics; None for other metrics.
+    assessment: Assessment | None = None
 
     def run(self, check: Callable[[], str | None]) -> None:
         """Run one check of the bundle and store what it returns; a malformed file counts as a difference. Until the
@@ -547,7 +549,7 @@ class _Check:
         seed = _json(self.bundle, "record.json")["seed"]
         bound = None if card.answers is None else card.answers.bound
         # With the thresholds that keep a bound on the errors of answers.
-        found = assessment_of(released, card, seed=seed, fair_at=measured.fair_at, bound=bound)
+        found = self.assessment = assessment_of(released, card, seed=seed, fair_at=measured.fair_at, bound=bound)
         same = (None if found.answers is None else found.answers.rule) == card.answers
         self.require(same, "student.safetensors: its thresholds are not those that metrics.safetensors gives")
         expected, given = found.to_json(), _json(self.bundle, "metrics.json")
@@ -560,8 +562,9 @@ class _Check:
 
     def record(self) -> str:
         """Check that ``record.json``, the run as a row of a comparison, has the numbers of statement and metrics."""
-        given, measured = _json(self.bundle, "record.json"), read_evaluation(self.bundle)
-        queries = self.said.queries
+        given, answers, queries = _json(self.bundle, "record.json"), read_answers(self.bundle), self.said.queries
+        # Private metrics are of all predictions, the row is of those that the model answers.
+        measured = read_evaluation(self.bundle) if self.assessment is None else self.assessment.of_answers
         expected: dict[str, Any] = {
             name: getattr(measured, name)
             for name in ("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate", "underserved_groups")
@@ -571,6 +574,8 @@ class _Check:
             "epsilon_is_data_dependent": False,
             "answered": None if queries is None else queries.answered,
             "declared_units": self.said.declared_units,
+            **dict.fromkeys(("max_error", "max_error_confidence")),
+            **({} if answers is None else answers.kept),
         }
         # Through JSON, which made lists of tuples and null of what is undefined.
         expected = json.loads(json.dumps(strict(expected)))

@@ -142,6 +142,42 @@ class Assessment:
         """The evaluation whose numbers all pages state and that the verdict on fairness judges."""
         return next(iter(self.evaluations.values()))
 
+    @property
+    def of_answers(self) -> Evaluation:
+        """The metrics of the published model with all that it refuses, as a row of a comparison states them.
+
+        The headline of private metrics is of all predictions, before a model refuses any. What its answers have is
+        known in part: coverage and accuracy, and with IDP3 the last parity gap of simulated orders, without interval.
+        """
+        measured, spread, answers = self.headline, self.reject_option, self.answers
+        if measured.metrics != "private" or (spread is None and answers is None):
+            return measured
+        gaps: dict[str, metrics.GapResult] = {}
+        if spread is not None:
+            coverage, accuracy, of_groups = spread.coverage.mean, spread.accuracy.mean, spread.coverage_G
+            shares = [each.mean for each in of_groups]
+            gaps[rates.NOTIONS[rates.DEFAULT].reading] = replace(metrics.NOT_MEASURED, value=spread.final_gap.mean)
+        elif answers is not None and answers.bound.of == "error":
+            coverage, accuracy = answers.coverage.value, answers.accuracy.value
+            shares = [each.value for each in answers.answered]
+        else:  # of one class alone
+            coverage = accuracy = math.nan
+            shares = [math.nan] * len(measured.group_names)
+        if coverage < metrics.HARDLY_ANY:
+            refusing = ["answers hardly any record"]
+        else:
+            named = zip(measured.group_names, shares, strict=True)
+            refusing = [f"answers hardly any record of {name}" for name, share in named if share < metrics.HARDLY_ANY]
+        return replace(
+            measured,
+            coverage=coverage,
+            accuracy=accuracy,
+            gaps=gaps,
+            degenerate=(*measured.degenerate, *refusing),
+            underserved=(),
+            underserved_groups=(),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the metrics of the headline, the first evaluation, as JSON values. For a student with the reject
         option IDP3 they include the metrics without refusals and those for several orders of the records."""
@@ -386,43 +422,60 @@ def assessment_of(
     released: ReleasedArrays, card: StudentCard, *, seed: int, fair_at: FairRule, bound: ErrorBound | None = None
 ) -> Assessment:
     """Return the metrics that can be estimated from ``released``, a noisy table of predictions. ``card`` describes the
-    student that predicted. If it has a reject option, the metrics include results for several orders of the records,
-    which are simulated from the table. With a ``bound`` on the errors of answers they include the thresholds that keep
-    it; all other numbers are those of the model before it refuses anything."""
+    student that predicted. With a ``bound`` on the errors of answers the metrics include the thresholds that keep it.
+    If the student has the reject option IDP3, they include results for several orders of the records, which are
+    simulated from the table. All other numbers are those of the model before it refuses anything."""
     measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
     measured = replace(measured, fair_at=fair_at)
-    nobody = np.zeros(0, np.bool_)
+    num_groups, num_classes = len(card.group_names), len(card.label_names)
+    answers, tables_OGYC = None, np.array(measured.confusion_GYC, np.float64)[None]
     if bound is not None:
         event = released.events[-1]
         assert isinstance(event, PredictionTables)
         counts_SK2, sizes_BGYC = (released.arrays[name] / event.weight for name in ("weights_SK2", "weights_BGYC"))
+        asked, sizes_GYC = AskedBound.read(released.arrays, card, bound), sizes_BGYC.sum(axis=0)
         answers = guarantee_of(
-            AskedBound.read(released.arrays, card, bound),
+            asked,
             counts_SK2,
-            sizes_BGYC.sum(axis=0),
+            sizes_GYC,
             noise_stddev=event.noise_stddev_records,
             group_names=card.group_names,
             class_names=card.label_names,
             unit=event.unit,
             kind="private",
         )
-        return Assessment(evaluations={"student without refusals": measured}, measured_N=nobody, answers=answers)
+        if card.idp3 is not None:
+            # Strata are groups with a predicted label; those that are refused for their confidence come first.
+            _, answered_S = asked.rule(counts_SK2, sizes_GYC, noise_stddev=event.noise_stddev_records)
+            is_offered_SK = np.arange(counts_SK2.shape[1]) < answered_S[:, None]
+            outcomes_OSR = [np.einsum("sk,skr->sr", kept_SK, counts_SK2) for kept_SK in (~is_offered_SK, is_offered_SK)]
+            tables_OGYC = np.zeros((2, num_groups, num_classes, num_classes))
+            for group, label in np.ndindex(num_groups, num_classes):
+                # A wrong prediction stands for another true label: accuracy alone reads it.
+                truths = label, (label + 1) % num_classes
+                tables_OGYC[:, group, truths, label] = [each[group * num_classes + label] for each in outcomes_OSR]
+    nobody = np.zeros(0, np.bool_)
     if card.idp3 is None:
-        return Assessment(evaluations={"student": measured}, measured_N=nobody)
+        name = "student" if answers is None else "student without refusals"
+        return Assessment(evaluations={name: measured}, measured_N=nobody, answers=answers)
     # Orders are simulated on whole records: noisy counts are rounded, and none is below 0.
-    counts_GYC = np.rint(np.array(measured.confusion_GYC, np.float64)).astype(np.int64)
-    groups_N, truth_N, labels_N = np.repeat(np.argwhere(counts_GYC >= 0), counts_GYC.ravel(), axis=0).T
+    counts_OGYC = np.rint(np.maximum(tables_OGYC, 0.0)).astype(np.int64)
+    cells_NX = np.repeat(np.argwhere(counts_OGYC >= 0), counts_OGYC.ravel(), axis=0)
+    offered_N, groups_N, truth_N, labels_N = cells_NX.T
     spread = reject_option_spread(
         labels_N,
         groups_N,
         true_labels_N=truth_N,
         rule=card.idp3,
-        num_groups=len(card.group_names),
-        num_classes=len(card.label_names),
+        num_groups=num_groups,
+        num_classes=num_classes,
         # A public seed reveals nothing: these records are made up from the released table.
         generator=np.random.default_rng(stream_seed(seed, Stream.ORDERS)),
+        offered_N=None if answers is None else offered_N,
     )
-    return Assessment(evaluations={"student without refusals": measured}, measured_N=nobody, reject_option=spread)
+    return Assessment(
+        evaluations={"student without refusals": measured}, measured_N=nobody, reject_option=spread, answers=answers
+    )
 
 
 def guarantee_of(
@@ -442,24 +495,36 @@ def guarantee_of(
     ``sizes_GYC``: as in :meth:`AskedBound.rule`.
     """
     rule, answered_S = asked.rule(counts_SK2, sizes_GYC, noise_stddev=noise_stddev)
-    num_groups = len(group_names)
+    is_answered_SK1 = (np.arange(counts_SK2.shape[1]) < answered_S[:, None])[..., None]
 
-    def by_group(table_SK2: FloatArray) -> Events:
-        is_answered_SK = np.arange(table_SK2.shape[1]) < answered_S[:, None]
-        sizes_SK = table_SK2.sum(axis=2)
-        hits_G, sizes_G = (each.reshape(num_groups, -1).sum(axis=1) for each in (sizes_SK * is_answered_SK, sizes_SK))
-        return Events(hits_EG=hits_G[None], sizes_EG=sizes_G[None], cells=[])
+    def shares_of(count: Callable[[FloatArray], tuple[FloatArray, FloatArray]], parts: int) -> _Shares:
+        """Return the shares in so many parts of the table; ``count`` returns cells with the event, and all cells."""
+        found, cells = (
+            Events(hits_EG=hits[None], sizes_EG=sizes[None], cells=[])
+            for hits, sizes in (
+                [each.reshape(parts, -1).sum(axis=1) for each in count(table)]
+                for table in (counts_SK2, np.ones_like(counts_SK2))
+            )
+        )
+        shares = _Shares.of_counts(found, cells, noise_stddev, z=_deviations())
+        # Without noise they are exact shares of these test records.
+        return shares if noise_stddev else shares._replace(low_EG=shares.value_EG, high_EG=shares.value_EG)
 
-    found = by_group(counts_SK2)
-    shares = _Shares.of_counts(found, by_group(np.ones_like(counts_SK2)), noise_stddev, z=_deviations())
-    if not noise_stddev:  # exact shares of these test records
-        shares = shares._replace(low_EG=shares.value_EG, high_EG=shares.value_EG)
+    def answered(table_SK2: FloatArray) -> tuple[FloatArray, FloatArray]:
+        return table_SK2 * is_answered_SK1, table_SK2
+
+    def right(table_SK2: FloatArray) -> tuple[FloatArray, FloatArray]:
+        return (table_SK2 * is_answered_SK1)[..., 0], table_SK2 * is_answered_SK1
+
+    by_group = shares_of(answered, len(group_names))
     return AnswerGuarantee(
         rule=rule,
         group_names=tuple(group_names),
         class_names=tuple(class_names),
-        answered=tuple(shares.estimate(f"answered of {name}", 0, g) for g, name in enumerate(group_names)),
-        num_records=max(0, round(float(found.sizes_EG.sum()))),
+        answered=tuple(by_group.estimate(f"answered of {name}", 0, g) for g, name in enumerate(group_names)),
+        coverage=shares_of(answered, 1).estimate("answered", 0, 0),
+        accuracy=shares_of(right, 1).estimate("right answers", 0, 0),
+        num_records=max(0, round(float(counts_SK2.sum()))),
         unit=unit,
         metrics=kind,
     )

@@ -48,7 +48,6 @@ from fairpate.releases.directory import (
 from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import Odometer, RunCharge, charge_values
 from fairpate.report.answers import AnswerGuarantee
-from fairpate.report.metrics import Evaluation
 from fairpate.run import folder as folders
 from fairpate.run.answers import check_bound
 from fairpate.run.baseline import without_privacy
@@ -514,17 +513,18 @@ def _bounded(opened: OpenRun, student: Student, answers: AnswerGuarantee) -> Stu
 
 
 def record_of(
-    config: Method, statement: PrivacyStatement, headline: Evaluation, labels: ReleasedLabels | None
+    config: Method, statement: PrivacyStatement, assessment: Assessment, labels: ReleasedLabels | None
 ) -> types.RunRecord:
-    """Return a run as a row of a comparison, at its published privacy cost: its configuration, its ``statement``, its
-    ``headline`` (the metrics that stand first on its pages), and the numbers of its ``labels``, if it released any."""
+    """Return a run as a row of a comparison, at its published privacy cost: its configuration, its ``statement``, the
+    metrics of its published model with all that it refuses, and the numbers of its ``labels``, if it released any."""
+    measured, answers = assessment.of_answers, assessment.answers
     answered_by_group = None
     # Without `spending`, queries are asked of other groups than those of the records.
     if labels is not None and labels.spending is not None:
-        counts = np.bincount(labels.labelled.groups, minlength=len(headline.group_names))
+        counts = np.bincount(labels.labelled.groups, minlength=len(measured.group_names))
         answered_by_group = tuple(counts.tolist())
     stated = ("method", "unit", "relation", "delta", "declared_units")
-    measured = ("accuracy", "coverage", "disparity", "majority_accuracy", "fairness", "metrics")
+    metrics = ("accuracy", "coverage", "disparity", "majority_accuracy", "fairness", "metrics")
     return types.RunRecord(
         data=config.data.name,
         seed=config.seed,
@@ -532,10 +532,11 @@ def record_of(
         **{name: getattr(statement, name) for name in stated},
         epsilon=math.inf if statement.epsilon is None else statement.epsilon,
         epsilon_is_data_dependent=False,
-        **{name: getattr(headline, name) for name in (*measured, "degenerate", "underserved_groups")},
-        unmeasured_groups=headline.not_measured,
+        **{name: getattr(measured, name) for name in (*metrics, "degenerate", "underserved_groups")},
+        unmeasured_groups=measured.not_measured,
         answered=None if statement.queries is None else statement.queries.answered,
         answered_by_group=answered_by_group,
+        **({} if answers is None else answers.kept),
     )
 
 
@@ -554,7 +555,7 @@ def _report(opened: OpenRun, student: Student, assessment: Assessment, labels: R
         private = config.private_population(read_release(run.released)[0], dataset, student)
         if private is not None:
             write_json(run.private_population, private.to_json())
-    record = record_of(config, statement, assessment.headline, labels)
+    record = record_of(config, statement, assessment, labels)
     write_json(run.record, strict(asdict(record)))
     if run.costs.exists():  # the same row at the data-dependent privacy cost, not to be published
         spent = read_json(run.costs)["epsilon_data_dependent"]

@@ -39,6 +39,9 @@ _OBJECTIVE_OF: Mapping[str, Objective] = {"epsilon": "epsilon", "accuracy": "err
 _LEAST = ("coverage", "accuracy")
 FAIR_AT = "fair_at"
 """The name of the limit that the user's rule of fairness sets, among the limits of a :class:`Demand`."""
+MAX_ERROR = "max_error"
+CONFIDENCE = 0.95
+"""Of a bound on errors that counts as guaranteed."""
 _MAKE_ONE = "make one with `fairpate compare --example quick` and give its results.parquet with --frontier"
 DISTANCE = (
     "the largest relative excess over a demand (0.10: one is missed by 10 % of its value, 0 counts as 0.01), epsilon "
@@ -59,7 +62,8 @@ class SpecifyError(UsageError):
 @dataclass(frozen=True, kw_only=True)
 class Demand:
     """The user's limits on a configuration: at most ``epsilon`` and ``disparity``, at least ``coverage`` and
-    ``accuracy``; None sets no limit.
+    ``accuracy``; None sets no limit. ``max_error``: the run guarantees that of the answers in every group at most this
+    share is wrong, with a confidence of at least ``CONFIDENCE``.
 
     ``disparity`` limits the gap of demographic parity; ``fairness`` limits the values of other notions of fairness, by
     name. Both limit means over seeds. ``fair_at`` is the user's rule of fairness, which judges as a report does: the
@@ -71,6 +75,7 @@ class Demand:
     disparity: float | None = None
     coverage: float | None = None
     accuracy: float | None = None
+    max_error: float | None = None
     fairness: Mapping[NotionName, float] = field(default_factory=dict)
     fair_at: FairRule | None = None
 
@@ -79,7 +84,7 @@ class Demand:
             raise ValueError(f"epsilon: expected a number of at least 0, got {self.epsilon}; give a limit such as 1.0.")
         for unknown in self.fairness.keys() - NOTIONS.keys():
             raise ValueError(f"fairness: {unknown!r} is not a notion of fairness; give one of {', '.join(NOTIONS)}.")
-        shares = {name: getattr(self, name) for name in ("disparity", "coverage", "accuracy")}
+        shares = {name: getattr(self, name) for name in ("disparity", "coverage", "accuracy", MAX_ERROR)}
         for name, share in (shares | {f"fairness: {name}": limit for name, limit in self.fairness.items()}).items():
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name}: expected a limit between 0 and 1, got {share}; give a limit such as 0.1.")
@@ -91,8 +96,8 @@ class Demand:
     @property
     def limits(self) -> dict[str, float]:
         """The limits that the user set, by name. The limits on coverage and accuracy are minima; those on epsilon,
-        disparity and other notions of fairness are maxima."""
-        named = {name: getattr(self, name) for name in ("epsilon", "disparity", "coverage", "accuracy")}
+        disparity, errors and other notions of fairness are maxima."""
+        named = {name: getattr(self, name) for name in ("epsilon", "disparity", "coverage", "accuracy", MAX_ERROR)}
         fair_at = {} if self.fair_at is None else {FAIR_AT: self.fair_at.limit}
         return {name: limit for name, limit in named.items() if limit is not None} | dict(self.fairness) | fair_at
 
@@ -187,6 +192,11 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
             unknown = point.groups.unmeasured and not NOTIONS[demand.fair_at.notion].bounds_rate
             values[name] = math.nan if unknown else float(fair_from_S.max() if seed is None else fair_from_S[seed])
             continue
+        if name == MAX_ERROR:
+            is_sure = point.max_error_confidence >= CONFIDENCE
+            bound = point.max_error if seed is None else float(point.max_error_S[seed])
+            values[name] = bound if is_sure else math.nan
+            continue
         seen = point
         if name not in _OBJECTIVE_OF:
             seen = point.seen_by(DEFAULT if name == "disparity" else notion_named(name))
@@ -231,6 +241,10 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     nearest: list[Offer] = []
     if offers and not met:
         gaps = [[each.point.seen_by(name).value("disparity") for each in offers] for name in demand.notions]
+        if not demand.limits.keys() - {*_OBJECTIVE_OF, MAX_ERROR}:
+            # No gap was asked for, so one that is undefined excludes nothing: it is as the worst.
+            gaps = np.nan_to_num(gaps, nan=np.inf).tolist()
+        gaps += [[each.point.max_error for each in offers]] if MAX_ERROR in demand.limits else []
         gaps += [] if demand.fair_at is None else [[_values(each.point, demand)[FAIR_AT] for each in offers]]
         compared = frontier.matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)
         values_NO = np.column_stack([compared, *gaps])
@@ -410,11 +424,16 @@ def specify_guarantees(
     if not demand.limits:
         raise SpecifyError(
             "no limit was given, so there is nothing to search for; give at least one of --epsilon, --fair-at, "
-            "--disparity, --fairness, --coverage, --accuracy."
+            "--disparity, --fairness, --coverage, --accuracy, --max-error."
         )
     # Points carry the disparity of one notion; the values of all others are with them.
     notion = demand.notions[0]
     panels = by_panel(_points(table, data, notion))
+    if demand.max_error is not None and all(np.isnan(each.max_error) for found in panels.values() for each in found):
+        raise SpecifyError(
+            f"--max-error: no run in {table} guarantees a bound on the errors of every group's answers; write "
+            f"`student.reject.max_error: {demand.max_error:g}` among the settings of the comparison."
+        )
     transfers: dict[tuple[Panel, Panel], Transfer] = {}
     if transfer_to is not None:
         targets = by_panel(_points(transfer_to, None, notion))
@@ -593,6 +612,8 @@ def _limit_name(name: str) -> str:
         return name
     if name == FAIR_AT:
         return "whole interval of what is called fair"
+    if name == MAX_ERROR:
+        return "wrong answers in every group"
     return NOTIONS[DEFAULT if name == "disparity" else notion_named(name)].measure
 
 

@@ -72,6 +72,7 @@ _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
 
 
 _UNITS = ("declared_units",)
+_BOUNDS = ("max_error", "max_error_confidence")
 _TEXT, _NUMBER, _COUNT = pa.string(), pa.float64(), pa.int64()
 # Columns that cannot be null are known for a failed cell too.
 _KNOWN = ("digest", "method", "data", "seed", "config", "status", "error", "command")
@@ -94,6 +95,7 @@ SCHEMA = pa.schema(
         (_TEXT, ("metrics",)),
         (_NUMBER, tuple(_FAIRNESS)),
         (_COUNT, _UNITS),
+        (_NUMBER, _BOUNDS),
     )
     for name in names
 )

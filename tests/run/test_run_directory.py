@@ -21,6 +21,7 @@ from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_st
 from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run import folder as rundir
 from fairpate.run.folder import create_run_directory, finished_run, open_run_directory
+from fairpate.run.private_metrics import Assessment
 from fairpate.run.publication import read_evaluation
 from fairpate.run.run import record_of
 from fairpate.types import strict
@@ -88,7 +89,8 @@ def test_the_published_student_predicts_what_its_metrics_say(finished):
 
 def test_the_row_of_a_comparison_follows_from_what_is_published(finished):
     folder, config = finished
-    row = strict(asdict(record_of(config, read_statement(folder), read_evaluation(folder), None)))
+    assessment = Assessment(evaluations={"student": read_evaluation(folder)}, measured_N=np.zeros(0, np.bool_))
+    row = strict(asdict(record_of(config, read_statement(folder), assessment, None)))
     stored = read_json(folder.record)
     assert sum(stored["answered_by_group"]) == stored["answered"]
     assert row | {"answered_by_group": stored["answered_by_group"]} == stored

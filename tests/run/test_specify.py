@@ -251,6 +251,29 @@ def test_a_limit_that_is_wrong_is_refused(specify, tables, given, message):
     assert message in " ".join(errors.split())
 
 
+def test_a_limit_on_errors_is_met_by_guarantees_of_every_seed_alone(specify, tmp_path):
+    """Accuracy is no guarantee, nor is a bound that one of two seeds has, or one of less confidence."""
+    sure, table = {"max_error": 0.05, "max_error_confidence": 0.95}, tmp_path / "rows.parquet"
+    undefined = {"disparity": None, "coverage": 0.6}
+    rows = [row("dp_sgd", "adult", seed, accuracy=0.97, **sure, **undefined) for seed in (0, 1)]
+    rows += [row("sgd", "adult", 0, accuracy=0.999), row("pate", "adult", 0, **sure), row("pate", "adult", 1)]
+    rows += [row("fairpate", "adult", 0, **sure | {"max_error_confidence": 0.9})]
+    write_rows(rows, table)
+    for limit, met in ((0.05, 1), (0.1, 1), (0.04, 0)):
+        code, output, _ = specify("--max-error", limit, "--epsilon", 3, "--frontier", table, "--json")
+        assert code == 0
+        (answer,) = json.loads(output)["answers"]
+        assert [each["method"] for each in answer["met"]] == ["dp_sgd"] * met
+        assert answer["num_undefined"] == 3
+    # A gap that nobody asked for does not hide the nearest.
+    (nearest,) = answer["nearest"]
+    assert nearest["missed"] == {"max_error": pytest.approx(0.25)}
+    _, output, _ = specify("--max-error", 0.05, "--frontier", table)
+    words = " ".join(output.split())
+    assert "asked: wrong answers in every group <= 0.05" in words
+    assert "Of the answers in every group at most 5 % are wrong, with probability 95 % in each run." in words
+
+
 def test_a_demand_that_is_missed_by_a_hair_is_not_missed_by_nothing(specify, tmp_path):
     write_rows([row("fairpate", "adult", 0, disparity=0.05001)], tmp_path / "rows.parquet")
     _, output, _ = specify("--epsilon", 0.5, "--disparity", 0.05, "--frontier", tmp_path / "rows.parquet")
@@ -347,6 +370,7 @@ def test_prices_that_depend_on_votes_are_not_offered(specify, tmp_path):
         (["--epsilon", 3, "--frontier", "missing.parquet"], ["missing.parquet", "fairpate compare"]),
         (["--epsilon", -1, "--frontier", "FACES"], ["epsilon", "-1"]),
         (["--coverage", 90, "--frontier", "FACES"], ["coverage", "90"]),
+        (["--max-error", 0.05, "--frontier", "FACES"], ["--max-error", "student.reject.max_error: 0.05"]),
         (["--epsilon", 3, "--data", "adult", "--frontier", "FACES"], ["adult", "fairface"]),
         (["--epsilon", 3, "--frontier", "FACES", "--transfer", "FACES"], ["--transfer", "no other data set"]),
     ],
