@@ -350,7 +350,8 @@ class PrivacyStatement:
 
     ``part_events`` are the events on test records and on validation records. No other event reads these records, so
     ``epsilon`` is the largest of the costs of training, test and validation records. ``tuning_accounted`` is true if
-    ``epsilon`` includes the choice of settings. ``remarks`` qualify the claim in words.
+    ``epsilon`` includes the choice of settings. ``remarks`` qualify the claim in words. ``errors_of_answers`` is no
+    claim of privacy: it says of a model that may refuse what is guaranteed about the errors of its answers.
     """
 
     method: str
@@ -371,6 +372,7 @@ class PrivacyStatement:
     declared_units: int | None = None
     part_events: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    errors_of_answers: str | None = None
 
     def __str__(self) -> str:
         """Return a table of all fields that are not empty, one line for each value."""

@@ -67,7 +67,7 @@ class AnswerGuarantee:
         return tuple(name for name, row in rows if all(threshold is None for threshold in row))
 
     @property
-    def kept(self) -> dict[str, float]:
+    def kept(self) -> dict[str, Any]:
         """The bound that holds for the errors of every group's answers, as fields of a run's record; empty if there is
         none."""
         bound = self.bound

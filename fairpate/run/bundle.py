@@ -69,7 +69,6 @@ from fairpate.releases.directory import (
     write_json,
     write_text,
 )
-from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.metrics import GAPS, Evaluation, OrderResult, RejectOptionSpread, with_labels
 from fairpate.report.records import Guarantee, described_events
 from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
@@ -504,6 +503,10 @@ class _Check:
         """Check that the private metrics equal those computed here from the released noisy table of test records, and
         that the statement lists the privacy event of that table."""
         measured, card = read_evaluation(self.bundle), read_card(self.bundle.student)
+        guarantee = read_answers(self.bundle)
+        said = None if guarantee is None else guarantee.sentence
+        same = said == self.said.errors_of_answers
+        self.require(same, "statement.json: what it says of the errors of answers is not what metrics.json says")
         stated = {"record.json": _json(self.bundle, "record.json").get("metrics", "outside")}
         stated["statement.json"] = "private" if "test" in self.said.part_events else measured.metrics
         for name, kind in stated.items():
@@ -519,12 +522,11 @@ class _Check:
                 if part is not None:
                     wrong = [f"{name}{each}" for each in unlike_tables(part)]
                     self.require(not wrong, f"metrics.json: not what its tables give ({', '.join(wrong)})")
-            if (answers := given.get("answers")) is not None:
-                said = AnswerGuarantee.from_json(answers)
-                self.require(said.rule == card.answers, "metrics.json: its thresholds are not those of the student")
-                self.require(
-                    said.sentence == answers["said"], "metrics.json: its guarantee is not what its numbers give"
-                )
+            if guarantee is not None:
+                same = guarantee.rule == card.answers
+                self.require(same, "metrics.json: its thresholds are not those of the student")
+                same = said == given["answers"]["said"]
+                self.require(same, "metrics.json: its guarantee is not what its numbers give")
                 self.not_checked.append("metrics.json: the thresholds of answers, from test records that are not here")
             if (orders := given.get("orders")) is not None:
                 each = tuple(restored(OrderResult, order) for order in orders["orders"])

@@ -489,6 +489,8 @@ def _measured(opened: OpenRun, student: Student) -> tuple[Assessment, Student]:
         if answers is not None:
             assessment = replace(assessment, answers=answers.shown_as(assessment.headline))
     if assessment.answers is not None:
+        said = replace(read_statement(opened.run), errors_of_answers=assessment.answers.sentence)
+        write_json(opened.run.statement, strict(said))
         opened.reporter.note("answers", f"{assessment.answers.sentence}.")
         opened.reporter.note("answered", assessment.answers.answered_words)
     return assessment, student

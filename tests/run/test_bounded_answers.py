@@ -158,7 +158,8 @@ def test_every_page_says_what_is_guaranteed_and_of_whom(private: RunDirectory) -
         "noise"
     )
     answers = read_json(private.metrics)["answers"]
-    assert answers["said"] == said
+    assert answers["said"] == said == read_statement(private).errors_of_answers
+    assert said in str(read_statement(private))
     for page in (private.public_report, private.card_page):
         text = page.read_text(encoding="utf-8")
         assert said in text

@@ -86,12 +86,14 @@ STATEMENT = {
     *(f"events.{name}" for name in EVENT),
     *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted"})),
     "part_events",
+    "errors_of_answers",  # words on the groups for which a bound that was asked for holds
 }
 ENDS = ("value", "low", "high", "fair_from")
 RECORD = {
     *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
     *("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate", "answered", "answered_by_group"),
     *("underserved_groups", "unmeasured_groups", "metrics", "declared_units"),
+    *("max_error", "max_error_confidence"),  # the bound that was asked for, if it holds for every group
     *(f"fairness.{name}.{end}" for name in NOTIONS for end in ENDS),
 }
 FAIRNESS = {f"{name}_{end}".removesuffix("_value") for name in NOTIONS for end in ENDS}
