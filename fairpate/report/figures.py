@@ -611,8 +611,13 @@ _FIELDS = "edac"
 _CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
 # More than any panel has: JSON has no infinity.
 _ALL_LEVELS = 1_000_000
-_PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden": [], "chosen": ""}
-"""Parameters of a chart that a page changes: largest level, frontier only, hidden series, the series with spread."""
+_PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden": [], "chosen": ""} | {
+    "budget": 0,
+    "gap": -1,
+    "picked": -1,
+}
+"""Parameters of a chart that a page changes: largest level, frontier only, hidden series, the series with spread; of
+the chart beside the reader's limits the largest epsilon, the largest gap (-1: none) and the index of the choice."""
 
 
 def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _ALL_LEVELS) -> dict[str, Any]:
@@ -684,7 +689,33 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
         )
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
     own = {"encoding": place, "layer": [*([line] if across == EPSILON else []), *bars, marks, crossed]}
-    return _specification("points", shown, [*compared, own], level=level)
+    if paper:
+        return _specification("points", shown, [*compared, own], level=level)
+    # Only the rows of the chart beside the reader's limits have a `v`, their epsilon as it is printed.
+    shown += " && (!isValid(datum.v) || datum.v <= budget)"
+    if across == DISPARITY:
+        limit = {"type": "rule", "stroke": "var(--accent)", "strokeWidth": 1.6, "clip": True, "aria": False}
+        compared.append(
+            {
+                "data": {"values": [{}]},
+                "transform": [{"filter": "gap >= 0"}, {"calculate": "gap", "as": "x"}],
+                "encoding": {"x": {**place["x"], "field": "x"}},
+                "layer": [{"mark": limit}],
+            }
+        )
+    # The reader's choice: a ring, and words on its side with more room.
+    ring = {"type": "point", "shape": "circle", "fill": "transparent", "stroke": "var(--ink)", "strokeWidth": 2}
+    words = {"type": "text", "text": "your choice", "dy": -20, "fontWeight": 600, "fill": "var(--ink)", "aria": False}
+    where = f"datum.x{number} > {sum(view.ends[across]) / 2:g} ? 'right' : 'left'"
+    picked = {
+        "transform": [{"filter": "datum.i == picked"}, {"calculate": "2 * datum.z + 260", "as": "ring"}],
+        "encoding": place,
+        "layer": [
+            {"mark": ring | {"opacity": 1, "aria": False}, "encoding": {"size": {**area, "field": "ring"}}},
+            {"mark": words | {"align": {"expr": where}}},
+        ],
+    }
+    return _specification("points", shown, [*compared, own, picked], level=level)
 
 
 def attained(

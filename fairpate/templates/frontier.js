@@ -37,8 +37,9 @@
 
   function setSignals(holder) {
     const view = views.get(holder);
-    const { level, only, chosen } = holder.dataset;
+    const { level, only, chosen, budget, gap, picked } = holder.dataset;
     if (level !== undefined) view.signal("level", Number(level));
+    if (picked !== undefined) view.signal("budget", Number(budget)).signal("gap", Number(gap)).signal("picked", Number(picked));
     view.signal("only", only === "1").signal("chosen", chosen ?? "").signal("hidden", [...hidden]);
     return view.runAsync();
   }
@@ -54,7 +55,9 @@
     }
     const { data, [holder.dataset.chart]: numbers } = model.panels[holder.dataset.panel].charts[notion];
     const specification = { ...model.specifications[numbers[holder.dataset.number]], description: holder.getAttribute("aria-label") };
-    specification.datasets = { [specification.data.name]: unpacked(data[specification.data.name]) };
+    const drawnRows = unpacked(data[specification.data.name]);
+    if (holder.dataset.picked !== undefined) for (const row of drawnRows) row.v = epsilonOf(model.points[row.i].words[0]);
+    specification.datasets = { [specification.data.name]: drawnRows };
     views.get(holder)?.finalize();
     const { view } = await vegaEmbed(holder, specification, options);
     views.set(holder, view);
@@ -127,7 +130,9 @@
     const ranked = box.dataset.ranked.split(";")[notion].trim().split(" ").filter(Boolean).map(Number);
     const affordable = ranked.filter(index => epsilonOf(model.points[index].words[0]) <= epsilonOf(limit));
     const kept = affordable.filter(index => model.points[index].values[1] <= most);
-    const answer = box.querySelector(".answer");
+    const answer = box.querySelector(".answer"), chart = box.querySelector("[data-picked]");
+    Object.assign(chart.dataset, { budget: String(epsilonOf(limit)), gap: String(most), picked: String(kept.length ? kept[0] : -1) });
+    if (views.has(chart)) setSignals(chart);
     if (!kept.length) {
       const least = affordable.reduce((a, b) => (model.points[b].values[1] < model.points[a].values[1] ? b : a), affordable[0]);
       answer.innerHTML = "<p>No configuration keeps both." + (least === undefined ? " None has so small an ε." : ` The smallest gap at this ε is ${escaped(model.points[least].words[1])}: ${named(least)}.`) + "</p>";

@@ -221,3 +221,43 @@ def test_the_page_has_no_barrier(tab, tmp_path, comparison, width, place):
         tab.call("Page.navigate", url=address)
         assert tab.until(f"location.href === {address!r} && document.readyState === 'complete'")
     assert barriers(tab) == []
+
+
+def test_the_first_screen_has_the_picture_with_the_choice_marked(tab, tmp_path, comparison):
+    """On a laptop the chart is beside the sliders and whole; on a phone it follows them. The ring is on the choice."""
+    rows = [row for row in comparison() if row.record is not None]
+    address = page(tmp_path / "report.html", rows)
+    boxes = (
+        "['.scales', '.pick', '.answer'].map(part => { const at = document.querySelector(`.limits ${part}`)"
+        ".getBoundingClientRect(); return [at.left, at.right, at.top, at.bottom]; })"
+    )
+    ring = (
+        "(() => { const plot = document.querySelector('.pick .plot'); const rings = [...plot.querySelectorAll("
+        "'.mark-symbol path')].filter(path => path.getAttribute('fill') === 'transparent'); return rings.map(ring => {"
+        " const at = ring.getBoundingClientRect(); return [at.x + at.width / 2, at.y + at.height / 2]; }); })()"
+    )
+    tab.open(f"{address}#all", width=390, height=844)
+    sliders, picture, answer = tab.run(boxes)
+    assert sliders[3] <= picture[2] < picture[3] <= answer[2]
+    assert 0 <= picture[0] < picture[1] <= 390
+    tab.open(f"{address}#all", width=1400, height=900)
+    sliders, picture, answer = tab.run(boxes)
+    assert max(sliders[1], answer[1]) <= picture[0] and picture[3] <= 900 and picture[2] < sliders[3]
+    (before,) = tab.run(ring)
+    # A click into the ring opens what the answer names.
+    tab.click(*before)
+    assert tab.until("document.getElementById('point').open", seconds=10)
+    chosen = "document.querySelector('.limits .answer .name').dataset.point"
+    assert tab.run(f"document.getElementById('point').dataset.point === {chosen}")
+    marks = "document.querySelectorAll('.pick .plot')[0].querySelectorAll('.mark-symbol path').length"
+    affordable = tab.run(marks)
+    budget = "document.querySelector('.limits input')"
+    tab.run(f"{budget}.value = {budget}.max; {budget}.dispatchEvent(new Event('input'))")
+    assert tab.until(f"{marks} > {affordable}", seconds=10)
+    (after,) = tab.run(ring)
+    assert after != before
+    # Where nothing keeps both limits, nothing is marked.
+    gap = "document.querySelectorAll('.limits input')[1]"
+    tab.run(f"{gap}.value = 0; {gap}.dispatchEvent(new Event('input'))")
+    assert tab.until(f"{ring}.length === 0", seconds=10)
+    assert faults(tab) == []

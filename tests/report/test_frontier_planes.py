@@ -132,7 +132,7 @@ def test_bars_show_the_spread_over_seeds_and_lines_what_to_compare_with():
     assert view.lines == {"most common class": pytest.approx(0.55), "best without privacy": pytest.approx(0.95)}
     layers = [layer for group in plane(view, 0)["layer"] for layer in group["layer"]]
     written = [layer["mark"]["text"] for layer in layers if layer["mark"]["type"] == "text"]
-    assert written == ["most common class 55.0\u00a0%", "best without privacy 95.0\u00a0%"]
+    assert written == ["most common class 55.0\u00a0%", "best without privacy 95.0\u00a0%", "your choice"]
     low, high = view.ends[ACCURACY]
     assert low < 0.55
     assert 0.95 < high <= 1
