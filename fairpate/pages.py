@@ -187,12 +187,27 @@ def delta_caution(delta: float, units: int | None, unit: Unit) -> str:
     return REMARKS["large_delta"].format(delta=delta_text(delta), unit=unit, units=units, exposed=f"{exposed:,.3g}")
 
 
+def delta_words(delta: float, units: int | None, unit: Unit) -> str:
+    """Return a sentence that compares ``delta`` with one in the public number n of protected ``units`` (None: not
+    public), below which it has to be: the caution (:func:`delta_caution`) if it is too large."""
+    if caution := delta_caution(delta, units, unit):
+        return caution
+    if units is None:
+        most = math.ceil(round(1 / delta, 6))
+        return f"How many {unit}s there are is not public; δ is below 1/n for fewer than {most:,}."
+    return f"δ is below 1/n: it is {delta * units:.2g} of one in {counted(units, unit)}, the public number."
+
+
 def question(unit: Unit, relation: Relation) -> str:
     """Return the question about one privacy unit on which a guarantee bounds guesses, as the object of "to guess"."""
     is_added = relation == "add or remove one"
     if unit in UNITS:
         return (_WHETHER if is_added else _WHICH)[unit]
     return f"whether one given {unit} {'was behind the votes' if is_added else 'had one of two contents'}"
+
+
+SEEN: Mapping[bool, str] = {False: "the model", True: "the model and its metrics"}
+"""What an attacker sees of a run, by whether its guarantee covers the metrics too."""
 
 
 def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, seen: str) -> str:

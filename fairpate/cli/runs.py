@@ -180,7 +180,15 @@ def _dry_run(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found}
         | ({} if why is None else {"chosen_because": why})
         | ({"caution": caution} if caution else {}),
-        words=describe(dataset.name, cost, spent, found, why=words, caution=caution),
+        words=describe(
+            dataset.name,
+            cost,
+            spent,
+            found,
+            why=words,
+            caution=caution,
+            with_metrics=config.evaluation.metrics == "private",
+        ),
     )
 
 

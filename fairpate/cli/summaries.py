@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -147,7 +147,10 @@ def outcome(run: RunDirectory) -> Output:
     }
     files = {name: path for name, path in places.items() if path.exists()}
     what = f"{record['method']} on {record['data']}, seed {record['seed']}"
-    rows = [("method", what), *read_claims(run, for_operator=True).rows]
+    claims = read_claims(run, for_operator=True)
+    # The verdict as the report has it, which anyone may read; what the operator alone knows is in the rows.
+    verdict = replace(claims, without_privacy=None, for_operator=False).line
+    rows = [("method", what), ("verdict", verdict), ("meaning", claims.guarantee.meaning), *claims.rows]
     if queries is not None:
         rows.append(("labels released", f"{queries.answered} of {queries.submitted} queries"))
         # The ledger may have released more labels since.

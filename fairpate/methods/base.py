@@ -52,6 +52,7 @@ from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.files import Storage
 from fairpate.lazy import torch
+from fairpate.pages import percent
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
@@ -411,6 +412,12 @@ class ExpectedVotes:
             return lead
         # The sign of a small lead under Gaussian noise holds 2 / pi of the information in the noisy lead itself.
         return lead / math.sqrt(self.labels * (2 / math.pi if self.labels_only else 1))
+
+    @property
+    def lead_words(self) -> str:
+        """The lead that stands out from the noise, as a clause."""
+        where = "on average over all queries" if self.fitted_together else "on a record"
+        return f"a lead of {percent(self.lead_needed)} of {self.votes:,} votes {where} stands out 19 times in 20"
 
 
 @dataclass(frozen=True, kw_only=True)

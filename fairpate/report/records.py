@@ -196,7 +196,7 @@ class Guarantee:
         """Sentences on how much an attacker can learn about one privacy unit. If the noise is not private, they state
         the bound that fresh noise would give."""
         # Exact metrics are published too; no guarantee covers what they reveal about test records.
-        seen = "the model and its metrics" if "test" in self.parts else "the model"
+        seen = pages.SEEN["test" in self.parts]
         bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
             return bound
@@ -233,10 +233,24 @@ def described_event(event: Mapping[str, Any]) -> str:
         # Four digits would show a large count in scientific notation.
         return f"{value:,.0f}" if 1e4 <= abs(value) < math.inf else f"{value:.4g}"
 
+    # Noise over the most that one unit adds is what decides the cost; either of the two alone says nothing.
+    left_out, noise = {"count"}, list[str]()
+    for spread, reach in (("noise_stddev_votes", "norm"), ("noise_stddev_records", "weight")):
+        if spread in event and reach in event:
+            ratio = event[spread] / (event[reach] if spread == "noise_stddev_votes" else 1)
+            noise.append(f"noise {ratio:.3g} times what one {event.get('unit', 'record')} adds at most")
+            left_out |= {spread, reach}
+    if event.get("sampling_rate") == 1:  # every record is read
+        left_out.add("sampling_rate")
     numbers = ", ".join(
-        f"{name.replace('_', ' ')} {shown(name, value)}"
-        for name, value in event.items()
-        if isinstance(value, int | float) and name != "count"
+        [
+            *noise,
+            *(
+                f"{name.replace('_', ' ')} {shown(name, value)}"
+                for name, value in event.items()
+                if isinstance(value, int | float) and name not in left_out
+            ),
+        ]
     )
     # The first word gets the plural: 2 tables of votes.
     head, *of = str(event["noun"]).partition(" of ")
@@ -463,7 +477,12 @@ class MeasuredClaims:
         rows += [("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)]
         if missing:
             rows.append(("warning", f"gaps leave out {missing}: too few answered {measured.words['cell_noun']}s"))
-        covered = [("coverage", percent(measured.coverage))]
+        if (least := least_found(measured)) is not None:
+            rows.append(("found least often", f"{least[0]}, in {_share_of_class(measured, least[1])}"))
+        by_group = coverage_by_group(measured).removesuffix(".")
+        covered = [
+            ("coverage", f"{percent(measured.coverage)}{f'; {by_group[0].lower()}{by_group[1:]}' if by_group else ''}")
+        ]
         if self.answers is not None:
             covered = [("answers", f"{self.answers.sentence}."), ("answered", self.answers.answered_words)]
         rows += [
@@ -493,11 +512,42 @@ class RunStatement(MeasuredClaims):
     """All claims about the model of a run: its privacy guarantee, and its measurements on test records.
 
     ``for_operator``: for the operator's own page, which shows a baseline without privacy if the run measured one. A
-    published page shows none, whether there is one or not.
+    published page shows none, whether there is one or not. ``intended_use``: what the model is for, in its owner's
+    words; None if nobody stated it. ``audited``: whether an audit of the run found no fault; None if there is none.
     """
 
     guarantee: Guarantee
     for_operator: bool = False
+    intended_use: str | None = None
+    audited: bool | None = None
+
+    @property
+    def still_open(self) -> tuple[str, ...]:
+        """What somebody who wants to publish the model should know or settle before, what matters most first."""
+        guarantee, measured = self.guarantee, self.measured
+        unknown = self.unknown_groups if measured.is_measured else ()
+        found = {
+            "not_private": not guarantee.protects,
+            "refuted": self.audited is False,
+            "delta": bool(guarantee.delta_caution),
+            "not_measured": not measured.is_measured,
+            "unknown_groups": bool(unknown),
+            "metrics": measured.is_measured and measured.metrics == "outside",
+            "choice": not guarantee.tuning_accounted,
+            "use": not self.intended_use,
+            "no_audit": self.audited is None,
+        }
+        return tuple(
+            WORDS["still_open"][name].format(groups=listed(unknown)) for name, is_open in found.items() if is_open
+        )
+
+    @property
+    def before_publishing(self) -> str:
+        """The number of open points and the points, as one sentence."""
+        points = self.still_open
+        if not points:
+            return "nothing that this page knows of is open."
+        return f"{counted(len(points), 'point')} open: {'; '.join(points)}."
 
     @property
     def no_baseline(self) -> str:
@@ -525,7 +575,7 @@ class RunStatement(MeasuredClaims):
             answered = ", before it refuses any"
         accuracy = f"at {self.accuracy_words}{answered}"
         if (found := least_found(measured)) is not None and found[1] < _HARDLY:
-            accuracy += f", and finds “{found[0]}” in {percent(found[1])} of its records"
+            accuracy += f", and finds “{found[0]}” in {_share_of_class(measured, found[1])}"
         if "; not known for" in self.fairness_words or measured.not_measured:
             return f"{begin}, {accuracy}; {self.fairness_words}."
         joined = WORDS["joined"].get(private, {}).get(self.fairness, f"{upper(private)}, {self.fairness_words}")
@@ -546,7 +596,9 @@ class RunStatement(MeasuredClaims):
         held = f"{words['protected']}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
         if guarantee.protects:
             # Earlier releases last: the budget of this run is the one that it was planned for.
-            details = [upper(held), guarantee.delta_caution, words["several_records"], words["with_earlier"]]
+            choice = words["uncharged_tuning"] or "The choice of settings is part of ε."
+            delta = pages.delta_words(guarantee.delta, guarantee.declared_units, guarantee.unit)
+            details = [upper(held), delta, words["several_records"], choice, words["with_earlier"]]
         else:
             fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
             details = ["Nothing is protected.", fresh]
@@ -558,7 +610,8 @@ class RunStatement(MeasuredClaims):
     def rows(self) -> Rows:
         """The guarantee and the measurements as pairs of heading and words, for a terminal or a notebook."""
         caution = self.guarantee.delta_caution
-        return [self.guarantee.row, *([("warning", caution)] if caution else []), *self.measured_rows]
+        rows = [self.guarantee.row, *([("warning", caution)] if caution else []), *self.measured_rows]
+        return [*rows, ("before you publish", self.before_publishing)]
 
 
 def upper(words: str) -> str:
@@ -621,7 +674,11 @@ def least_found(measured: Evaluation) -> tuple[str, float] | None:
 def least_found_words(measured: Evaluation) -> str:
     """Return in one sentence which class is found least often; empty if it is not known."""
     found = least_found(measured)
-    return "" if found is None else f"Found least often: “{found[0]}”, in {percent(found[1])} of its records."
+    return "" if found is None else f"Found least often: “{found[0]}”, in {_share_of_class(measured, found[1])}."
+
+
+def _share_of_class(measured: Evaluation, share: float) -> str:
+    return f"{percent(share)} of its {'' if measured.coverage == 1 else 'answered '}records"
 
 
 def left_out_words(measured: Evaluation) -> str:
@@ -895,6 +952,7 @@ class PublicReport:
     is confident enough. ``num_training_labels`` counts the released labels that the student was
     trained on, which may be fewer than were released; None if not known. ``private_population`` are estimates from a
     release by group. ``made`` states when and by which version of this package the report was made.
+    ``intended_use`` and ``audited`` are as in :class:`RunStatement`.
     """
 
     title: str
@@ -907,6 +965,8 @@ class PublicReport:
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
     made: str = ""
+    intended_use: str | None = None
+    audited: bool | None = None
 
     @property
     def headline(self) -> Evaluation:

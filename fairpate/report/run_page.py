@@ -233,6 +233,8 @@ def _opening(
             without_privacy=without_privacy,
             for_operator=for_operator,
             answers=report.answers,
+            intended_use=report.intended_use,
+            audited=report.audited,
         ),
     }
 

@@ -33,7 +33,7 @@ from fairpate.data import Dataset, entry_for, load_once
 from fairpate.data.dataset import DatasetEntry
 from fairpate.methods import base
 from fairpate.methods.base import Method, Price
-from fairpate.pages import at_most, counted, delta_caution, delta_text, epsilon_text, is_void_delta, percent, question
+from fairpate.pages import SEEN, counted, delta_caution, delta_text, epsilon_text, is_void_delta, meaning, percent
 from fairpate.releases.directory import RunDirectory
 from fairpate.releases.odometer import Odometer, spent
 from fairpate.terminal import Reporter, listing
@@ -50,6 +50,7 @@ class RunForecast:
     despite the noise 19 times in 20 (above 1: it cannot). ``votes``, ``noise_stddev_votes``, ``labels`` and
     ``lead_needed`` are None for a method that releases no labels, and if the number of private records is not public.
 
+    ``heard``: what stands out from the noise, in the words of `fairpate run`; None as for the numbers.
     ``caution``: why the model cannot be more accurate than always predicting the most common class. ``refused``: why
     this method cannot run; then all numbers are None.
     """
@@ -60,6 +61,7 @@ class RunForecast:
     noise_stddev_votes: float | None = None
     labels: int | None = None
     lead_needed: float | None = None
+    heard: str | None = None
     caution: str | None = None
     refused: str | None = None
 
@@ -74,7 +76,8 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
     if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
         caution = too_little_to_learn(voting, dataset.num_classes, majority)
     facts = {name: getattr(voting, name) for name in ("votes", "noise_stddev_votes", "labels", "lead_needed")}
-    return RunForecast(method=config.method, epsilon=epsilon, caution=caution, **facts)
+    heard = unheard(config, voting) or voting.lead_words
+    return RunForecast(method=config.method, epsilon=epsilon, heard=heard, caution=caution, **facts)
 
 
 # Public labels; the share of the most common class among fewer is mostly chance.
@@ -152,13 +155,14 @@ def describe(
     *,
     why: str | None = None,
     caution: str = "",
+    with_metrics: bool = False,
 ) -> Group:
     """Return what `fairpate run --dry-run` displays: a sentence on the privacy cost of the run on the data set
     ``data``, and a table of the forecasts ``found``. The first forecast is that of the run itself.
 
     ``cost``: the privacy cost; None: the run has no guarantee. ``spent``: None or, if the run costs nothing more, the
     reason, which the sentence then states instead of the cost. ``why``: a sentence on why this method is run, if the
-    user named none. ``caution``: a caution about delta.
+    user named none. ``caution``: a caution about delta. ``with_metrics``: the cost covers the published metrics too.
     """
     run = found[0]
     if spent is not None:
@@ -166,11 +170,8 @@ def describe(
     elif cost is None:
         sentence = f"{run.method} on {data} would give no privacy guarantee."
     else:
-        factor = at_most(math.exp(min(cost.epsilon, 700)), digits=3)
-        sentence = (
-            f"{run.method} on {data} would spend epsilon {epsilon_text(cost.epsilon)} at delta "
-            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): its model improves the odds of a guess "
-            f"{question(cost.unit, cost.relation)} by a factor of {factor} at most, but for delta."
+        sentence = f"{run.method} on {data} would spend {cost_words(cost)}, {cost.relation}. " + meaning(
+            cost.epsilon, cost.delta, unit=cost.unit, relation=cost.relation, seen=SEEN[with_metrics]
         )
     right = [Column(name, justify="right") for name in ("epsilon", "votes a label", "noise", "lead needed", "labels")]
     table = listing("method", "who votes", *right)
@@ -188,6 +189,8 @@ def describe(
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
     if why is not None:
         notes.append(why)
+    if run.heard:
+        notes.append(f"noise: {run.heard}{'' if run.heard.endswith('.') else '.'}")
     # How often a label survives its noise says little about how often voters are right.
     notes += ["Nothing was trained, charged or written.", "Accuracy is not forecast."]
     if any(each.votes is not None for each in found):
@@ -287,6 +290,11 @@ def unheard(config: Method, voting: base.ExpectedVotes) -> str | None:
     )
 
 
+def cost_words(cost: Price) -> str:
+    """Return a cost in the words of `fairpate run`, of its `--dry-run` and of what it spent at its end."""
+    return f"at most ε = {epsilon_text(cost.epsilon)} (δ = {delta_text(cost.delta)}) of each {cost.unit}"
+
+
 def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
     """Print what a release on the data set ``data`` may cost and what earlier releases cost; ask the user for
     confirmation if the total exceeds a limit.
@@ -297,8 +305,7 @@ def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_o
     if cost is None:
         return
     odometer = Odometer()
-    most = f"at most ε = {epsilon_text(cost.epsilon)} (δ = {delta_text(cost.delta)}) of each {cost.unit}"
-    reporter.note("spends", f"{most}; so far {spent(data, odometer, delta=cost.delta)}")
+    reporter.note("spends", f"{cost_words(cost)}; so far {spent(data, odometer, delta=cost.delta)}")
     if question := question_above(data, planned=cost.epsilon, odometer=odometer, delta=cost.delta, is_own=is_own):
         reporter.consent(question)
 

@@ -20,7 +20,7 @@ import numpy as np
 from fairpate import __version__
 from fairpate.config import CODE_NAME, ConfigError, DataConfig, parse_config, read_yaml
 from fairpate.data import Dataset, entry_for
-from fairpate.data.dataset import sha256_of
+from fairpate.data.dataset import DatasetEntry, sha256_of
 from fairpate.data.features import completed_pool, feature_names
 from fairpate.files import write_atomically
 from fairpate.methods.base import looks_of, method_title
@@ -49,7 +49,7 @@ from fairpate.report.records import Guarantee, PrivatePopulation, RunStatement
 from fairpate.report.run_page import Card, CardData, CardModel, CardRefusals, IntendedUse
 from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, NotionName, PrivacyStatement, stepwise, strict, tell
+from fairpate.types import FloatArray, NotionName, PrivacyStatement, UserError, stepwise, strict, tell
 from student.card import read_card as read_student_card
 
 if TYPE_CHECKING:
@@ -84,6 +84,43 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
         without_privacy=baseline,
         for_operator=for_operator,
         answers=read_answers(run),
+        intended_use=stated_use(run).intended,
+        audited=read_audited(run),
+    )
+
+
+def stated_use(run: RunDirectory) -> IntendedUse:
+    """Return what the model of ``run`` is for: as its card says or, without a card, as the declaration of its records
+    does. Nothing is stated if neither can be read."""
+    if run.card.is_file():
+        given = read_json(run.card).get("use", {})
+        return IntendedUse(**{name: given.get(name) for name in IntendedUse.__dataclass_fields__})
+    try:
+        if require_data(run).given_from_python:
+            return IntendedUse()
+        return _declared_use(entry_for(_chosen_data(run)))
+    except (UserError, OSError):  # the declaration may be elsewhere
+        return IntendedUse()
+
+
+def read_audited(run: RunDirectory) -> bool | None:
+    """Return whether the published audit of ``run`` found no fault; None if there is none. An audit with the private
+    records is not read: its result depends on them."""
+    return not read_json(run.audit).get("refuted") if run.audit.is_file() else None
+
+
+def _chosen_data(run: RunDirectory) -> DataConfig:
+    """Return which data set the configuration of ``run`` names, without the folder of the data: a card can be made
+    where the records are not."""
+    data = read_yaml(run.config)["data"]
+    return parse_config(
+        {each: data[each] for each in ("name", "seed", "options", "declaration") if each in data}, DataConfig
+    )
+
+
+def _declared_use(entry: DatasetEntry) -> IntendedUse:
+    return IntendedUse(
+        intended=entry.intended_use or None, out_of_scope=entry.out_of_scope or None, contact=entry.contact or None
     )
 
 
@@ -224,36 +261,28 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
                 f"{path}: missing, but a card describes a published student; repeat the run's command to finish the "
                 "run. A run of a method without privacy publishes nothing and has no card."
             )
-    # Read as plain values: a card needs the method's name, not the package that defines it.
-    config = read_yaml(run.config)
     trained_on = require_data(run)
     # The file may have been replaced by the model of another run.
     require_student_of(run, trained_on, read_student_card(run.student))
     data = CardData(name=trained_on.name, kind=trained_on.kind, given_from_python=True)
     if not trained_on.given_from_python:
-        # Without the folder of the data: a card can be made where the records are not.
-        given = {
-            each: config["data"][each] for each in ("name", "seed", "options", "declaration") if each in config["data"]
-        }
-        chosen = parse_config(given, DataConfig)
+        chosen = _chosen_data(run)
         if chosen.name != trained_on.name:
             raise ConfigError(
                 f"data.name: the run was trained on {trained_on.name}, but its configuration names {chosen.name}; "
                 "restore the run's config.yaml and data.json from one copy."
             )
         entry = entry_for(chosen)
-        use = IntendedUse(
-            intended=use.intended or entry.intended_use or None,
-            out_of_scope=use.out_of_scope or entry.out_of_scope or None,
-            contact=use.contact or entry.contact or None,
-        )
+        declared = _declared_use(entry)
+        use = IntendedUse(**{name: given or getattr(declared, name) for name, given in asdict(use).items()})
         data = CardData(
             kind=trained_on.kind,
             **{name: getattr(entry, name) for name in ("name", "task", "publisher", "address", "licence")},
             options=entry.complete_options(chosen.options),
             split_seed=chosen.seed,
         )
-    return card_of(run, method=config["method"], data=data, use=use, made_on=run.made_on)
+    # Read as a plain value: a card needs the method's name, not the package that defines it.
+    return card_of(run, method=read_yaml(run.config)["method"], data=data, use=use, made_on=run.made_on)
 
 
 def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse, made_on: str | None) -> Card:
@@ -362,6 +391,8 @@ def write_reports(
         num_training_labels=student.card.num_training_labels,
         private_population=private_population,
         made=made_words(run.made_on, __version__),
+        intended_use=stated_use(run).intended,
+        audited=read_audited(run),
     )
     if spending is not None and voting is not None:
         # The operator's page: the data-dependent cost of each query, when it was charged, and to whom.

@@ -166,9 +166,7 @@ def run_method(
                 if question := unheard(opened.config, voting):
                     reporter.consent(question)
                 else:
-                    where = "on average over all queries" if voting.fitted_together else "on a record"
-                    lead = f"a lead of {percent(voting.lead_needed)} of {voting.votes:,} votes {where}"
-                    reporter.note("noise", f"{lead} stands out 19 times in 20")
+                    reporter.note("noise", voting.lead_words)
                     if voting.fitted_together and opened.config.leaves_room:
                         one = percent(voting.lead_of_one) if voting.lead_of_one <= 1 else "no lead"
                         reporter.note("noise", f"in a single answer of a service, {one} of them does")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from browser import faults
+from report_pages import published
 from test_hostile_names import card, operators, report
 
 from fairpate.report.run_page import public_report
@@ -41,8 +42,9 @@ def test_words_have_meanings_and_nothing_is_cut_off(tab, name: str, tmp_path) ->
         described = "document.querySelectorAll('button.term:not([aria-describedby])').length"
         assert tab.run(described) == 0
         x, y = tab.run(
-            "(() => { const at = document.querySelector('.tiles .term').getBoundingClientRect();"
-            " return [at.x + at.width / 2, at.y + at.height / 2]; })()"
+            "(() => { const term = document.querySelector('.tiles .term');"
+            " term.scrollIntoView({block: 'center', behavior: 'instant'});"
+            " const at = term.getBoundingClientRect(); return [at.x + at.width / 2, at.y + at.height / 2]; })()"
         )
         tab.click(x, y)
         assert tab.run(f"{OPEN}.map(e => e.firstChild.textContent)") == ["epsilon"]
@@ -54,3 +56,14 @@ def test_words_have_meanings_and_nothing_is_cut_off(tab, name: str, tmp_path) ->
         key(tab, "Enter", 13)
         assert tab.run(f"{OPEN}.length") == 1
         assert faults(tab) == []
+
+
+def test_the_first_screen_answers_whether_to_publish(tab, tmp_path) -> None:
+    """On a laptop all four tiles and what is open; on a phone the verdict and what is open, before the tiles."""
+    path = tmp_path / "report.html"
+    path.write_text(public_report(published()), encoding="utf-8")
+    ends = "(names => names.map(name => document.querySelector(name).getBoundingClientRect().bottom))"
+    for width, height, inside in ((1400, 900, (".verdict", ".before", ".tiles")), (390, 844, (".verdict", ".before"))):
+        tab.open(path.as_uri(), width=width, height=height)
+        found = tab.run(f"{ends}({list(inside)})")
+        assert found == sorted(found) and found[-1] <= height, found

@@ -249,6 +249,44 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
     assert "finds" not in said(FAIR).line
 
 
+def test_what_is_open_before_publishing_follows_from_the_facts() -> None:
+    """Exact metrics, free settings, no use and no audit: four points, each gone once it is settled."""
+    private = replace(FAIR, metrics="private")
+    few = replace(said(FAIR, tuning_accounted=False), intended_use=None, audited=None)
+    assert len(few.still_open) == 4
+    assert few.before_publishing.startswith("4 points open: no guarantee covers its metrics (")
+    assert dict(few.rows)["before you publish"] == few.before_publishing
+    settled = replace(said(private, tuning_accounted=True), intended_use="Planning.", audited=True)
+    assert (settled.still_open, settled.before_publishing) == ((), "nothing that this page knows of is open.")
+    for changes, words in (
+        ({"measured": FAIR}, "no guarantee covers its metrics"),
+        ({"guarantee": replace(settled.guarantee, tuning_accounted=False)}, "the choice of settings is not part of ε"),
+        ({"guarantee": replace(settled.guarantee, delta=1e-3, declared_units=2000)}, "δ is not below one in"),
+        ({"guarantee": replace(settled.guarantee, noise="seeded: not private")}, "the model is not private"),
+        ({"intended_use": None}, "its intended use is not stated"),
+        ({"audited": None}, "no audit was run"),
+        ({"audited": False}, "an audit refutes the claimed ε"),
+        ({"measured": replace(nobody(), metrics="private")}, "its accuracy and fairness are unknown"),
+    ):
+        (found,) = replace(settled, **changes).still_open
+        assert found.startswith(words), found
+    page = report_pages.public_report(report_pages.published())
+    assert page.index("Before you publish:") < page.index('class="tiles"')
+
+
+@pytest.mark.parametrize(
+    ("delta", "units", "words"),
+    [
+        (1e-5, 20_000, "δ is below 1/n: it is 0.2 of one in 20,000 persons, the public number."),
+        (1e-5, None, "How many persons there are is not public; δ is below 1/n for fewer than 100,000."),
+        (1e-3, 5_000, "far below one in the number of persons, here 1/5,000"),
+    ],
+)
+def test_delta_is_compared_with_one_in_the_number_of_persons(delta: float, units: int | None, words: str) -> None:
+    details = said(FAIR, unit="person", delta=delta, declared_units=units).figures[0].details
+    assert any(words in each for each in details), details
+
+
 def with_interval(found: Evaluation, low: float, high: float) -> Evaluation:
     """The same measurement with this interval of its demographic-parity gap: resampling may find any of few records."""
     reading = NOTIONS["demographic_parity"].reading

@@ -18,8 +18,10 @@ from fairpate.privacy.mechanism_events import (
     AttributeQueries,
     NeighbourVotes,
     PoissonGaussianLaplaces,
+    PredictionTables,
     SecretBatchAttributeGaussians,
     SmoothRelease,
+    VoteSums,
     VoteTables,
     event_json,
 )
@@ -164,7 +166,7 @@ GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_std
     ("event", "words"),
     [
         (PoissonGaussians(count=5, noise_multiplier=2.0, sampling_rate=0.1), "5 Gaussian sums over Poisson samples ("),
-        (PoissonGaussians(count=1, noise_multiplier=30.0, sampling_rate=1.0), "1 Gaussian sum (noise multiplier 30, "),
+        (PoissonGaussians(count=1, noise_multiplier=30.0, sampling_rate=1.0), "1 Gaussian sum (noise multiplier 30)"),
         (
             PoissonGaussianLaplaces(count=5, gradient_noise_multiplier=2.0, laplace_scale=3.0, sampling_rate=0.1),
             "5 steps of a Gaussian and a Laplace sum over Poisson samples (",
@@ -179,7 +181,16 @@ GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_std
         ),
         (PureReleases(count=1, epsilon=3.0), "1 release of pure differential privacy (epsilon 3)"),
         (ConfidentGnmaxQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
-        (VoteTables(count=1, noise_stddev_votes=3.0), "1 noisy table of votes (noise stddev votes 3, "),
+        (VoteTables(count=1, noise_stddev_votes=3.0), "1 noisy table of votes (noise stddev votes 3)"),
+        # 1,251,792,994 / 134,217,728 = 9.327
+        (
+            VoteSums(count=5, noise_stddev_votes=1_251_792_994.0, norm=2**27, unit="person"),
+            "5 noisy tables of weighted votes (noise 9.33 times what one person adds at most each)",
+        ),
+        (
+            PredictionTables(count=1, noise_stddev_records=2.5, weight=12),
+            "1 noisy table of predictions (noise 2.5 times what one record adds at most)",
+        ),
         (NeighbourVotes(count=2, noise_stddev_votes=3.0, sampling_rate=0.1), "2 noisy votes of nearest records over "),
         (AttributeQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
         (

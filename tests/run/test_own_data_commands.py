@@ -265,7 +265,7 @@ def test_folders_of_pictures_are_forecast_and_compared(tmp_path, fairpate):
     (tmp_path / "scans.yaml").write_text(SCANS, encoding="utf-8")
     code, said, errors = fairpate("run", "--dry-run", "--data", "scans.yaml", "--epsilon", "1")
     assert code == 0, errors
-    assert "would spend epsilon 1.00" in said
+    assert "would spend at most ε = 1.00" in said
     (tmp_path / "own.yaml").write_text(
         "methods: {weighted_votes: {settings: {target.epsilon: 1}}}\nray: {num_actors: 0}\n"
         "data_sets: {scans: {settings: {data.declaration: scans.yaml}}}\n",

@@ -126,7 +126,7 @@ def test_a_run_whose_voters_cannot_be_heard_asks_before_it_spends(fairpate, tmp_
 def test_what_cannot_vote_says_why_and_the_others_stand(fairpate) -> None:
     code, output, _ = fairpate("run", "--method", "fairpate", "--epsilon", "50", "--dry-run")
     assert code == 0
-    assert "fairpate on color_digits would spend epsilon" in output
+    assert "fairpate on color_digits would spend at most ε = " in output
     assert "weighted_votes" not in output
     code, output, errors = fairpate("run", "--method", "private_knn", "--epsilon", "50", "--dry-run")
     assert (code, output) == (2, "")
@@ -227,8 +227,22 @@ def test_a_dry_run_says_what_is_guaranteed(fairpate) -> None:
     code, output, _ = fairpate("run", "--method", "weighted_votes", "--epsilon", "2", "--dry-run")
     assert code == 0
     words = " ".join(output.split())
-    assert "improves the odds of a guess whether one given record was among the private ones by a factor of" in words
-    assert "a factor of 7.39 at most, but for delta" in words
+    # e^2 / (1 + e^2) = 88.08 %, as in the report of such a run.
+    assert "has to guess whether one given record was among the private ones is right at most 88.1" in words
+
+
+def test_a_run_says_what_its_dry_run_said(fairpate) -> None:
+    """The cost, what it means and which lead stands out are the same sentences before a run, in it and after it."""
+    words = ("run", "--method", "weighted_votes", "--epsilon", "2", "--set", "student.fit.epochs=1", "--out", "one")
+    before = " ".join(fairpate(*words, "--dry-run")[1].split())
+    code, after, during = fairpate(*words)
+    assert code == 0
+    after, during = " ".join(after.split()), " ".join(during.split())
+    cost, _, meaning = before.partition(", add or remove one. ")
+    assert f"spends {cost.partition('would spend ')[2]}; so far" in during
+    assert meaning.partition(".0")[0].partition("50")[0] in after
+    lead = before.partition("noise: ")[2].partition(" 19 times")[0]
+    assert "stands out" in lead and f"noise {lead} 19 times in 20" in during
 
 
 def test_methods_say_their_family_what_they_need_and_when_to_take_them(fairpate) -> None:

@@ -73,7 +73,7 @@ def test_both_releases_are_priced_together_everywhere(made: RunDirectory) -> Non
 def test_pages_name_the_voters_and_the_table_beside_their_answers(made: RunDirectory) -> None:
     asked, table = Guarantee.of(read_statement(made)).events
     assert asked == "300 queries to teachers, every one priced at its worst case"
-    assert table.startswith("1 noisy table of weighted votes (noise stddev votes ")
+    assert table.startswith("1 noisy table of weighted votes (noise ")
     page = made.public_report.read_text(encoding="utf-8")
     assert f"Released beside the answers: {table}." in page
     assert "noisy table" in page.partition("May be published")[0]
