@@ -1,8 +1,8 @@
 """Everything that runs on Ray: clusters, pools of actors that train blocks of teachers, and actors that serve votes.
 
 * :func:`start_ray` uses the Ray that is running, joins the cluster at RAY_ADDRESS, or starts Ray on this machine for as
-  long as it is needed. A Ray that it starts is private to this process. When the head of a cluster dies, Ray ends this
-  process after about a minute without a message; :func:`head_watched` warns before.
+  long as it is needed. A Ray that it starts is private to this process. If Ray ends this process because its head or
+  node died, the user is told so (:mod:`teachers.cluster`).
 * :class:`RayPool` is a bounded pool of actors that train or vote, one block of teachers at a time. An item is sent only
   to the worker that computes it. A lost worker is replaced on any node with free resources, and its items are computed
   again, with the same results because the function is pure. Ray's own retries are not enough: tasks of a lost actor
@@ -41,7 +41,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import sys
 import tempfile
@@ -65,6 +64,7 @@ from fairpate.lazy import torch
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
 from fairpate.types import PACKAGES, IntArray
 from teachers import ensemble as ensembles
+from teachers.cluster import cluster_address, head_watched, last_words, require_head
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, count_block
 
 Coordinates = npt.NDArray[np.int32]
@@ -443,8 +443,6 @@ def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
 
 # What Ray appends: `/fairpate-abcdefgh/ray/session_2026-01-31_23-59-59_999999_4194304/sockets/plasma_store`.
 _LONGEST_PLACE = 107 - 86
-# Two in a row, because one connection may be lost on a busy network.
-_WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
 
 @contextmanager
@@ -472,8 +470,8 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     shut down afterwards.
 
     Workers of a cluster receive this checkout's packages from the driver; other dependencies must be installed on their
-    nodes. PoolError if no cluster answers at RAY_ADDRESS, if it rejects this process, or if Ray does not start on this
-    machine in two tries of at most half a minute each.
+    nodes. PoolError if no cluster answers at RAY_ADDRESS within ten seconds, if it rejects this process, or if Ray does
+    not start on this machine in two tries of at most half a minute each.
     """
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
     # Ray would send statistics of its use to its makers.
@@ -485,19 +483,18 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         return
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     with ExitStack() as stack:
-        if os.environ.get("RAY_ADDRESS"):
+        address = cluster_address()
+        if address is not None:
             _read_authentication_again()  # the environment may name another cluster than when Ray was imported
+            require_head(address)
             try:
                 with _own_sigterm():
                     ray.init(**quiet, runtime_env={"py_modules": _own_packages()})
             except (ConnectionError, ray.exceptions.AuthenticationError) as error:
                 raise PoolError(
-                    f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers; start it, or correct the address. "
-                    "If it requires a token, set RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or "
-                    "RAY_AUTH_TOKEN."
+                    f"RAY_ADDRESS={address}: no cluster answers; start it, or correct the address. If it requires a "
+                    "token, set RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or RAY_AUTH_TOKEN."
                 ) from error
-            stack.callback(ray.shutdown)
-            stack.enter_context(head_watched(ray.get_runtime_context().gcs_address))
         else:
             stack.enter_context(_private_to_this_process())
             stack.enter_context(_without_unused_processes())
@@ -526,6 +523,13 @@ def start_ray(config: RayConfig) -> Iterator[None]:
                     "memory or of disk space, free some and give the same command again; it resumes from stored "
                     f"blocks. Ray's logs are in {session}."
                 ) from error
+        head, node = ray.get_runtime_context().gcs_address, ray._private.worker._global_node
+        if node is not None:  # with Ray Client this process has no node, and Ray does not end it
+            stack.enter_context(last_words(head, node.raylet_socket_name, is_own=address is None))
+        # Within, because Ray may end this process while it shuts down.
+        stack.callback(ray.shutdown)
+        if address is not None:
+            stack.enter_context(head_watched(head))
         yield
 
 
@@ -633,44 +637,6 @@ def _own_sigterm() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, handler)
-
-
-@contextmanager
-def head_watched(address: str, *, interval_s: float = _WATCH_INTERVAL_S) -> Iterator[None]:
-    """Inside the block, warn once when the head (the main node) of a Ray cluster stops answering, and report when it
-    answers again.
-
-    ``address`` is the head's ``host:port``; the head is contacted every ``interval_s`` seconds.
-    """
-    host, _, port = address.rpartition(":")
-    place, ended = (host.strip("[]"), int(port)), threading.Event()
-
-    def watch() -> None:
-        missed = 0
-        while not ended.wait(interval_s):
-            try:
-                socket.create_connection(place, timeout=_ANSWER_LIMIT_S).close()
-                answers = True
-            except OSError:
-                answers = False
-            if answers and missed >= _MOST_MISSED:
-                _log.warning("The head of the Ray cluster answers again.")
-            missed = 0 if answers else missed + 1
-            # Equal, so that an outage is reported once.
-            if missed == _MOST_MISSED:
-                _log.warning(
-                    "The head of the Ray cluster, %s:%d, does not answer. If this lasts, Ray ends this command: give "
-                    "it again once there is a cluster. It resumes from what is stored; what was charged stays charged.",
-                    *place,
-                )
-
-    thread = threading.Thread(target=watch, daemon=True, name="head watch")
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _own_packages() -> list[str]:

@@ -96,6 +96,7 @@ def test_ray_is_imported_by_the_shell_only():
         "fairpate.run.compare",
         "fairpate.run.serve",
         "student.server",
+        "teachers.cluster",
         "teachers.ray_pool",
     }
 

@@ -1,6 +1,7 @@
 """Break a cluster while a run works on it, again and again, and check after each time what must never happen.
 
-    python benchmarks/campaigns/cluster_faults.py [--times 5] [--workers 2] [--faults NAME ... | --crowd | --sizes]
+    python benchmarks/campaigns/cluster_faults.py [--times 5] [--workers 2] [--faults NAME ... | --crowd | --sizes |
+        --kills N [--seed S]]
 
 The nodes are real Ray nodes on this machine, started by `ray start` as on any other. For root each has a network
 namespace of its own on a bridge, so that its link can be cut; otherwise they have addresses of the loopback device, and
@@ -8,6 +9,10 @@ faults of the network are left out. The driver is `fairpate run`, with a storage
 generator. A run without faults on one machine is the truth. After every fault either the run ends with the same
 checkpoints, votes, labels and ledger, byte for byte, or it is refused with one line and a non-zero exit. A driver that
 was killed is started again by the same command: what was stored is not written again, and the ledger is the same.
+
+``--kills N`` kills head, GCS, raylets and driver at random moments of a run's life. A run that this ends must do so
+with one sentence, and the same command, on a cluster that works, must finish with the result of a run without faults
+and the same charges in the odometer.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import sqlite3
@@ -301,10 +307,11 @@ def make_run(folder: Path, cluster: Cluster | None) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "run.yaml"
     config.write_text(CONFIG + f"out: {folder / 'run'}\nstorage: {folder / 'teachers'}\n", encoding="utf-8")
-    command = [*FAIRPATE, "run", str(config)]
+    command, state = [*FAIRPATE, "run", str(config)], {"FAIRPATE_STATE": str(folder / "state")}
     if cluster is None:
-        return Run(folder=folder, command=[*command, "--set", "ray.num_actors=0"], environment=make_environment())
-    return Run(folder=folder, command=cluster.command(*command), environment=cluster.environment)
+        command += ["--set", "ray.num_actors=0"]
+        return Run(folder=folder, command=command, environment=make_environment() | state)
+    return Run(folder=folder, command=cluster.command(*command), environment=cluster.environment | state)
 
 
 def undisturbed(folder: Path, cluster: Cluster | None = None) -> dict[str, str]:
@@ -314,6 +321,80 @@ def undisturbed(folder: Path, cluster: Cluster | None = None) -> dict[str, str]:
     if run.wait() != 0:
         raise BrokenGuaranteeError(f"a run without faults failed: {run.lines[-5:]}")
     return run.result()
+
+
+def _killing(named: str) -> Callable[[Node], None]:
+    def kill(node: Node) -> None:
+        for process in node.processes(named=named):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    return kill
+
+
+VICTIMS: Mapping[str, tuple[int | None, Callable[[Node], None]]] = {
+    "head": (0, Node.kill),
+    "GCS": (0, _killing("gcs_server")),
+    "raylet of the head, where the driver runs": (0, _killing("raylet/raylet")),
+    "raylet of the worker": (1, _killing("raylet/raylet")),
+    "driver": (None, lambda _: None),
+}
+"""Which node of a cluster with one worker is hit (None: the driver), and how."""
+
+
+def kills(number: int, folder: Path, *, namespaces: bool, seed: int) -> dict[str, Tally]:
+    """Kill one victim after another, each at a random moment of a run of its own, and give the same command again."""
+    moments, tallies = random.Random(seed), {name: Tally() for name in VICTIMS}
+    (folder / "truth").mkdir()
+    truth = undisturbed(folder / "truth") | {"charges": _charges(folder / "truth")}
+    with contextlib.ExitStack() as stack:
+        cluster, lasts_s = stack.enter_context(Cluster(1, namespaces=namespaces)), 0.0
+        for turn in range(-1, number):  # the first only tells how long a run lasts
+            name = [*VICTIMS][turn % len(VICTIMS)]
+            run, (place, breaks), tally = make_run(folder / str(turn), cluster), VICTIMS[name], tallies[name]
+            run.start()
+            if turn < 0:
+                if run.wait() != 0:
+                    raise BrokenGuaranteeError(f"a run without faults failed: {run.lines[-5:]}")
+                lasts_s = time.monotonic() - run.started_s
+                continue
+            after_s = moments.uniform(0, lasts_s)
+            run.wait_for(lambda run, after_s=after_s: time.monotonic() > run.started_s + after_s)  # type: ignore[misc]
+            killed_s = time.monotonic()
+            breaks(cluster.nodes[place]) if place is not None else run.kill()
+            try:
+                status, ended_s = run.wait(), time.monotonic() - killed_s
+                said = [line for line in run.lines if line.startswith("error ")]
+                if status and (len(said) != 1 or "again" not in said[0] or any("Traceback" in x for x in run.lines)):
+                    raise BrokenGuaranteeError(f"exit {status} in other words than one sentence: {run.lines[-8:]}")  # noqa: TRY301
+                if place == 0:
+                    stack.close()
+                    cluster = stack.enter_context(Cluster(1, namespaces=namespaces))
+                elif place is not None:
+                    cluster.repair()
+                before, lines = run.blocks, run.lines
+                if status:
+                    run = make_run(run.folder, cluster)
+                    run.start()
+                    run.wait()
+                    tally.refused += 1
+                tally.seconds.append(ended_s)
+                found = run.result() | {"charges": _charges(run.folder)}
+                if found != truth or any(run.blocks[block] != stamp for block, stamp in before.items()):
+                    raise BrokenGuaranteeError(f"not the result of the undisturbed run: {run.lines[-5:]}")  # noqa: TRY301
+                tally.identical += 1
+                print(f"{turn}: {name} after {after_s:.0f} of {lasts_s:.0f} s: exit {status}, {said}", file=sys.stderr)
+            except (BrokenGuaranteeError, ClusterError, OSError) as error:
+                tally.broken.append(f"{error}")
+                print(f"  BROKEN: {turn}: {name} after {after_s:.0f} s: {error!r}", lines, file=sys.stderr)
+    return tallies
+
+
+def _charges(folder: Path) -> str:
+    """What the odometer of a run counts, release by release."""
+    with contextlib.closing(sqlite3.connect(folder / "state" / "odometer.sqlite")) as odometer:
+        columns = "data, unit, relation, noise, method, events, num_queries"
+        return repr(odometer.execute(f"SELECT {columns} FROM releases ORDER BY number").fetchall())  # noqa: S608 constant
 
 
 def crowd(num_workers: int, folder: Path, times: int, *, namespaces: bool) -> dict[str, Tally]:
@@ -435,6 +516,8 @@ def main() -> None:
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS))
     parser.add_argument("--crowd", action="store_true", help="overfull object stores instead of the faults")
     parser.add_argument("--sizes", action="store_true", help="the same run on 1, 2 and 4 workers instead of the faults")
+    parser.add_argument("--kills", type=int, help="so many kills at random moments instead of the faults")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of --kills")
     parser.add_argument("--as-crowd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -447,6 +530,8 @@ def main() -> None:
     with scratch() as folder:
         if options.crowd:
             tallies = crowd(options.workers, folder, options.times, namespaces=namespaces)
+        elif options.kills:
+            tallies = kills(options.kills, folder, namespaces=namespaces, seed=options.seed)
         elif options.sizes:
             sizes(undisturbed(folder / "truth"), folder, namespaces=namespaces)
             return

@@ -29,7 +29,7 @@ HEALTH_CHECKS = {
 }
 START_LIMIT_S = 240.0
 _ASKED_FOR_S = 15.0  # each time it is asked, a process imports Ray
-_ROOT = str(Path(__file__).resolve().parents[1])  # the checkout that is tested, also where another is installed
+_ROOT = str(Path(__file__).resolve().parents[2])  # the checkout that is tested, also where another is installed
 _MARK = "FAIRPATE_FAULTS_NODE"
 _ALIVE = """
 import os, sys, time

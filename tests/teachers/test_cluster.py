@@ -1,5 +1,6 @@
-"""What is said when the head of a cluster goes away, and who reaches a Ray of this machine."""
+"""What is said when no cluster answers or its head goes away, and who reaches a Ray of this machine."""
 
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -9,8 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -18,8 +20,10 @@ import pytest
 import ray
 
 from fairpate.config import RayConfig
+from teachers import cluster
+from teachers.cluster import head_watched, last_words, require_head
 from teachers.ensemble import PoolError
-from teachers.ray_pool import _session_folder, head_watched, start_ray
+from teachers.ray_pool import _session_folder, start_ray
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -27,7 +31,7 @@ LIMIT_S = 20.0
 
 
 def listening(port: int = 0) -> socket.socket:
-    return socket.create_server(("127.0.0.1", port))
+    return socket.create_server(("", port))
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -51,6 +55,153 @@ def test_a_head_that_goes_away_and_comes_back_is_told_of_once_each(caplog: pytes
         with listening(port):
             wait_until(lambda: len(caplog.messages) == 2)
     assert "answers again" in caplog.messages[1]
+
+
+@contextlib.contextmanager
+def answering(reply: bytes | None) -> Iterator[str]:
+    """The address of a server that says ``reply`` to whoever connects, and ends the connection; None: never a word."""
+    with listening() as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while reply is not None:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(100)
+                        connection.sendall(reply)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.2:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (None, "nobody answers at 127.0.0.2:.* \\(timed out\\); start the cluster, correct the address, or unset"),
+        (
+            b"HTTP/1.1 505 HTTP Version Not Supported\r\n\r\n",
+            "is not the head of a Ray cluster; give the head's own port",
+        ),
+        (b"SSH-2", "is not the head of a Ray cluster"),
+    ],
+)
+def test_what_is_no_head_is_said_at_once(reply: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself waits for minutes, whatever listens there."""
+    monkeypatch.setattr(cluster, "_HEAD_LIMIT_S", 0.4)
+    with answering(reply) as address, pytest.raises(PoolError, match=f"RAY_ADDRESS={address}: .*{words}"):
+        require_head(address)
+    with answering(reply) as address, pytest.raises(PoolError, match=words):
+        require_head(f"ray://{address}")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.2:1", "nobody answers at 127.0.0.2:1 \\(Connection refused\\)"),
+        ("ray://127.0.0.2:1", "nobody answers at 127.0.0.2:1"),
+        ("[::2]:1", "nobody answers at ::2:1"),
+        ("no-such-host.invalid:6379", "nobody answers at no-such-host.invalid:6379 "),
+        ("6379", "not an address of a Ray cluster; give HOST:PORT"),
+        ("host", "not an address"),
+        ("host:port", "not an address"),
+        ("host:70000", "not an address"),
+        ("ray://host:70000", "not an address"),
+        ("http://", "not an address"),
+    ],
+)
+def test_an_address_where_nobody_is_and_one_that_is_none(address: str, words: str) -> None:
+    with pytest.raises(PoolError, match=f"^RAY_ADDRESS={re.escape(address)}: .*{words}"):
+        require_head(address)
+
+
+def test_a_server_of_the_heads_protocol_is_taken_for_one_with_and_without_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC's own server; a process without the cluster's certificates is told which variables name them."""
+    grpc = pytest.importorskip("grpc", reason="the package grpcio is not installed")
+    authority, server_files, stranger = certificates(tmp_path)
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
+    plain = f"ray://127.0.0.2:{server.add_insecure_port('127.0.0.2:0')}"
+    files = [(server_files[1].read_bytes(), server_files[0].read_bytes())]
+    credentials = grpc.ssl_server_credentials(files, authority.read_bytes(), require_client_auth=True)
+    encrypted = f"ray://127.0.0.2:{server.add_secure_port('127.0.0.2:0', credentials)}"
+    server.start()
+    try:
+        require_head(plain)
+        with pytest.raises(PoolError, match="is not the head of a Ray cluster"):
+            require_head(plain.removeprefix("ray://"))  # asked for its cluster, it has none
+        with pytest.raises(PoolError, match="set RAY_USE_TLS=1 if the cluster is encrypted"):
+            require_head(encrypted)
+        monkeypatch.setenv("RAY_USE_TLS", "1")
+        monkeypatch.setenv("RAY_TLS_CA_CERT", str(authority))
+        for name, path in zip(("CERT", "KEY"), server_files, strict=True):
+            monkeypatch.setenv(f"RAY_TLS_SERVER_{name}", str(path))
+        require_head(encrypted)
+        with pytest.raises(PoolError, match="does not accept an encrypted connection"):
+            require_head(plain)
+        for name, path in zip(("CERT", "KEY"), stranger, strict=True):
+            monkeypatch.setenv(f"RAY_TLS_SERVER_{name}", str(path))
+        with pytest.raises(PoolError, match=r"does not accept an encrypted connection .*RAY_TLS_CA_CERT"):
+            require_head(encrypted)
+    finally:
+        server.stop(None)
+
+
+def certificates(folder: Path) -> tuple[Path, tuple[Path, Path], tuple[Path, Path]]:
+    """An authority, a certificate that it signed with its key, and one that signed itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on this machine")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, capture_output=True, check=True)  # noqa: S603, S607
+
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for name in ("authority", "stranger"):
+        openssl("req", "-x509", *new, "-keyout", f"{name}.key", "-out", f"{name}.crt", "-subj", f"/CN={name}")
+    openssl("req", *new, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node")
+    signer = ("-CA", "authority.crt", "-CAkey", "authority.key", "-CAcreateserial")
+    openssl("x509", "-req", "-in", "node.csr", *signer, "-out", "node.crt", "-days", "2")
+    node, stranger = ((folder / f"{name}.crt", folder / f"{name}.key") for name in ("node", "stranger"))
+    return folder / "authority.crt", node, stranger
+
+
+@pytest.mark.parametrize("lost", ["head", "node", "nobody"])
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_process_that_is_ended_without_an_exception_leaves_one_sentence(
+    lost: str, is_own: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As Ray ends it; what was lost is found out after its end."""
+    with tempfile.TemporaryDirectory() as short, listening() as head, socket.socket(socket.AF_UNIX) as node:
+        place, address = f"{short}/raylet", f"127.0.0.1:{head.getsockname()[1]}"
+        node.bind(place)
+        node.listen()
+        if lost == "head":
+            head.close()
+        if lost in ("head", "node"):
+            node.close()
+        process = os.fork()
+        if not process:
+            with last_words(address, place, is_own=is_own):
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
+        said: list[str] = []
+        wait_until(lambda: said.append(capfd.readouterr().err) or "".join(said).endswith("\n"))
+    expected = {
+        ("head", False): f"The head of the Ray cluster, {address}, is gone",
+        ("node", False): "The Ray node of this machine died",
+        ("head", True): "Ray on this machine died",
+        ("node", True): "Ray on this machine died",
+    }.get((lost, is_own), "This command was killed")
+    (line,) = "".join(said).splitlines()
+    assert line.startswith(f"error {expected}")
+    assert "give the same command again" in line
+    assert line.endswith("; it resumes from what is stored, and what was charged stays charged.")
+
+
+def test_a_process_that_ends_itself_leaves_its_last_words_unsaid(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="own"), last_words("127.0.0.1:1", "/nowhere", is_own=False):
+        raise ValueError("own words")
+    assert capfd.readouterr().err == ""
 
 
 def of_this_ray() -> set[int]:
@@ -230,6 +381,30 @@ def test_the_files_of_a_ray_are_gone_after_its_end_and_kept_after_an_error(tmp_p
         folder = session.parents[1]
         assert folder.exists() == (end == "fails")
     shutil.rmtree(folder)
+
+
+@pytest.mark.slow  # a Ray of its own
+def test_a_ray_that_dies_under_a_run_ends_it_with_one_sentence() -> None:
+    """Ray ends the process without an exception, when it next touches the object store."""
+    program = (
+        "import os, signal, time\nimport ray\nfrom pathlib import Path\nfrom fairpate.config import RayConfig\n"
+        "from teachers.ray_pool import start_ray\n"
+        "with start_ray(RayConfig(num_actors=1)):\n"
+        "    for process in Path('/proc').glob('[0-9]*/stat'):\n"
+        "        words = process.read_text().split()\n"
+        "        if words[1] == '(raylet)' and int(words[3]) == os.getpid():\n"
+        "            os.kill(int(words[0]), signal.SIGKILL)\n"
+        "    for _ in range(600):\n        ray.put(0)\n        time.sleep(.1)\n"
+    )
+    done = subprocess.run(  # noqa: S603 our own program
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("error ")] == [
+        "error Ray on this machine died, and ended this command: free memory if it ran out, and give the same command "
+        "again; it resumes from what is stored, and what was charged stays charged."
+    ]
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow  # Ray itself waits for half a minute
