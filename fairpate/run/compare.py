@@ -33,7 +33,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig, values_digest
-from fairpate.data import load_data, load_once
+from fairpate.data import Dataset, load_data, load_once
 from fairpate.data.registry import declared_units
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import make_folder, write_atomically
@@ -53,7 +53,7 @@ from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.forecast import announce_delta, question_above
 from fairpate.run.model import with_pinned_weights
 from fairpate.run.publication import comparison_html, read_claims
-from fairpate.run.run import make_release, run_method
+from fairpate.run.run import check_data, make_release, run_method
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
@@ -333,8 +333,12 @@ def collect_shared_releases(
     mapping from the path of each release's file that could not be written to its error message.
     """
     ray = _ray(sweep)
-    cell_of = {shared_file(cell, folder): cell for cell in cells if cell.config.keeps_release}
-    if not cell_of:
+    cells_of: dict[Path, list[Cell]] = {}
+    for cell in cells:
+        path = shared_file(cell, folder) if cell.config.keeps_release else None
+        if path is not None:
+            cells_of.setdefault(path, []).append(cell)
+    if not cells_of:
         return {}
     started = time.monotonic()
     while not _require_room(sweep, since=started):
@@ -344,13 +348,13 @@ def collect_shared_releases(
     remote: Any = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=0)(_in_time)
     # The file is in the public folder of the release's run directory, hence its second parent.
     drawn = {
-        path: remote.remote(tasks, _draw, cell.config, path.parents[1])
-        for path, cell in cell_of.items()
-        if path is not None and not path.exists()
+        path: remote.remote(tasks, _draw, [cell.config for cell in sharing], path.parents[1])
+        for path, sharing in cells_of.items()
+        if not path.exists()
     }
     faults: dict[Path, str] = {}
     for path, reference in drawn.items():
-        cell = cell_of[path]
+        cell = cells_of[path][0]
         reporter.note("release", f"for {cell.method} on {cell.data}, seed {cell.config.seed}")
         try:
             # Without a timeout of its own: `tasks.max_minutes`, where it is set, ends the task.
@@ -366,10 +370,21 @@ def collect_shared_releases(
     return faults
 
 
-def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, RunCharge]:
-    """Draw the release of the method ``config`` in the folder ``out``, or read the release if it exists there. Return
-    the bytes of its file, and its row in the odometer (the database of privacy costs)."""
-    run = make_release(config.release_alone.model_copy(update={"out": out}), Reporter(quiet=True))
+def _draw(configs: Sequence[ReleasingMethod], out: Path) -> tuple[bytes, RunCharge]:
+    """Draw the release that the methods ``configs`` share in the folder ``out``, or read the release if it exists
+    there. Return the bytes of its file, and its row in the odometer (the database of privacy costs). ConfigError if the
+    data set suits none of ``configs``: a release that nobody can use is not charged for."""
+
+    def check(dataset: Dataset) -> None:
+        faults = []
+        for config in configs:
+            try:
+                return check_data(config, dataset)
+            except ValueError as error:
+                faults.append(error)
+        raise faults[0]
+
+    run = make_release(configs[0].release_alone.model_copy(update={"out": out}), Reporter(quiet=True), check=check)
     release = read_receipt(run)
     assert release is not None
     return run.released.read_bytes(), release

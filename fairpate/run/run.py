@@ -188,15 +188,18 @@ def make_release(
     load: Callable[[DataConfig], Dataset] = load_data,
     sums: Sums | None = None,
     command: str = "fairpate run",
+    check: Callable[[Dataset], object] = lambda _: None,
     then: Callable[[OpenRun, Any], object] = lambda *_: None,
 ) -> RunDirectory:
     """Draw and charge the release of ``config`` without training a model, and return the paths of the run's files;
     other runs can then learn from the release.
 
-    ``command`` is the running command, for error messages. ``then`` is called with the open run and the release while
-    the folder is still locked. Other arguments and errors as in :func:`run_method`.
+    ``command`` is the running command, for error messages. ``check`` may refuse the data set before anything is drawn.
+    ``then`` is called with the open run and the release while the folder is still locked. Other arguments and errors as
+    in :func:`run_method`.
     """
     with _opened(config, reporter, dataset, load=load, command=command) as opened:
+        check(opened.dataset)
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
         then(opened, opened.config.release(opened))
     return opened.run

@@ -51,13 +51,13 @@ def counted() -> list[tuple[int, int]]:
     return [(total.releases, total.not_private) for total in Odometer().totals(delta=1e-5)]
 
 
-def swept(root: Path, **grid: list[Any]) -> Comparison:
+def swept(root: Path, *, num_actors: int = 1, **grid: list[Any]) -> Comparison:
     values = {
         "data_sets": ["color_digits"],
         "methods": ["record_votes"],
         "settings": SETTINGS,
         "grid": {field.replace("__", "."): axis for field, axis in grid.items()},
-        "ray": {"num_actors": 1},
+        "ray": {"num_actors": num_actors},
         "tasks": {"num_cpus": 1, "max_retries": 0},
     }
     sweep = parse_config(values, SweepConfig)
@@ -86,6 +86,17 @@ def test_cells_that_differ_afterwards_share_a_release_that_is_charged_once(tmp_p
         path.unlink()  # a sweep whose release is gone is charged for another
     swept(tmp_path / "sweep", record_votes__taught_share=[0.4, 0.1])
     assert counted() == [(3, 0)]
+
+
+def test_a_release_that_no_cell_can_use_is_not_charged(tmp_path: Path) -> None:
+    """Settings that come after the release do not suit the data set: of all its cells, or of some."""
+    done = swept(tmp_path / "none", num_actors=0, evaluation__metrics=["private"])
+    assert counted() == []
+    (row,) = done.failed
+    assert "evaluation.metrics: private needs test records" in row.error
+    done = swept(tmp_path / "one", num_actors=0, evaluation__metrics=["private", "outside"])
+    assert counted() == [(1, 0)]
+    assert ["evaluation.metrics" in each.error for each in done.failed] == [True]
 
 
 def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwards() -> None:
