@@ -21,7 +21,6 @@ import hashlib
 import inspect
 import itertools
 import json
-import math
 import tempfile
 import warnings
 from collections import Counter
@@ -58,6 +57,7 @@ from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
 from fairpate.data.overlap import PUBLIC_RECORD, doubts, require_no_copy
 from fairpate.data.tables import is_missing
+from fairpate.fairness import group_tables
 from fairpate.files import private_folder
 from fairpate.methods.base import (
     FITTED,
@@ -88,7 +88,7 @@ from fairpate.run.statement import public_units, statement_of
 from fairpate.terminal import Reporter, require_extra
 from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict
 from student.card import StudentFileError
-from student.student import Student, load_student, save_student
+from student.student import Prediction, Student, load_student, save_student
 
 Values = npt.NDArray[Any]
 _GIVEN: tuple[Part, ...] = ("private",)
@@ -1056,38 +1056,71 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         write_json(run.metrics, assessed.to_json())
         return write_card(Path(folder), **use)
 
-    def by_group(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None) -> Any:
+    def by_group(
+        self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, reference: Any = None
+    ) -> Any:
         """Return the metrics of the predictions for ``X`` as a pandas frame: a row for each group, and one for all.
 
         Columns: ``count`` (records), ``coverage`` (share answered), and of the answered records ``accuracy``, for each
         class ``selection_rate`` (share of predictions) and ``recall`` (share of its records that are predicted it);
-        with two classes those of the second class alone, with ``false_negative_rate`` and ``false_positive_rate``.
-        ``difference`` and ``ratio`` are attributes of the frame (``frame.attrs``): the largest difference and smallest
-        ratio between groups, by column. NaN where a group has no such record. The numbers are exact: they are yours,
-        and no epsilon covers them. Where pandas is not installed, the result is an Arrow table with the column
-        ``group``.
+        with two classes those of the second class alone, with ``false_negative_rate`` and ``false_positive_rate``; and
+        ``calibration_error``, the expected calibration error of :meth:`predict_proba` in ten bins, unless the
+        classifier draws its labels. With ``reference``, the name of a group, each rate has two further columns:
+        ``<rate>_difference`` and ``<rate>_ratio`` to the rate of that group.
+
+        ``frame.attrs`` has the largest ``difference`` and smallest ``ratio`` between groups, by column. NaN where a
+        group has no such record. The numbers are exact: they are yours, and no epsilon covers them. Where pandas is not
+        installed, the result is an Arrow table with the column ``group``. ValueError for an unknown ``reference``.
         """
+        predicted, dataset = self._predicted(X, y, sensitive_features)
+        rows = group_tables.rates_by_group(
+            dataset.test.y.numpy(),
+            predicted.labels,
+            dataset.test.z.numpy(),
+            answered_N=predicted.answered,
+            class_names=dataset.label_names,
+            group_names=dataset.group_names,
+            # Of a randomised classifier they are the chances of the labels that it draws.
+            scores_NC=predicted.probabilities_NC if self.student_.card.mixing is None else None,
+            reference=None if reference is None else str(reference),
+        )
+        return group_tables.as_frame(rows)
+
+    def by_threshold(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        *,
+        sensitive_features: Any = None,
+        thresholds: Sequence[float] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    ) -> Any:
+        """Return the rates by group if the second of two classes is predicted from each of ``thresholds`` on: a pandas
+        frame with the index (threshold, group) and the columns ``count``, ``accuracy``, ``selection_rate``, ``recall``,
+        ``false_negative_rate`` and ``false_positive_rate``.
+
+        Every record counts, also those that the model refuses. A threshold that is chosen by private records is a
+        choice that no epsilon covers. Without pandas, as :meth:`by_group`. ValueError for more than two classes, for
+        thresholds outside of 0 to 1, and for a classifier that draws its labels and has no scores.
+        """
+        predicted, dataset = self._predicted(X, y, sensitive_features)
+        if self.student_.card.mixing is not None:
+            raise ValueError(f"thresholds: {self.method} draws its labels and has no scores; take by_group.")
+        rows = group_tables.rates_at_thresholds(
+            dataset.test.y.numpy(),
+            predicted.probabilities_NC[:, -1],
+            dataset.test.z.numpy(),
+            class_names=dataset.label_names,
+            group_names=dataset.group_names,
+            thresholds=thresholds,
+        )
+        return group_tables.as_frame(rows)
+
+    def _predicted(self, X: Any, y: Any, groups: Any) -> tuple[Prediction, Dataset]:
+        """Return the model's predictions for test records, and these as a data set of encoded features."""
         check_is_fitted(self, "student_")
-        student, dataset = self._test_set(X, y, sensitive_features)
-        test, classes = dataset.test, dataset.label_names
-        groups, truth = test.z.numpy(), test.y.numpy()
-        found = replace(student, embedding=None).predict(test.x, groups, generator=np.random.default_rng(0))
-        rows: dict[str, dict[str, float]] = {}
-        members = {name: groups == code for code, name in enumerate(dataset.group_names)}
-        for name, of in members.items() if len(members) > 1 else ():
-            rows[name] = _rates_of(truth[of], found.labels[of], found.answered[of], classes)
-        rows["all"] = _rates_of(truth, found.labels, found.answered, classes)
-        try:
-            import pandas as pd
-        except ModuleNotFoundError:
-            return pa.Table.from_pylist([{"group": name} | row for name, row in rows.items()])
-        frame = pd.DataFrame.from_dict(rows, orient="index")
-        rates = frame.drop(index="all", columns="count")
-        frame.attrs = {
-            "difference": (rates.max() - rates.min()).to_dict(),
-            "ratio": (rates.min() / rates.max()).to_dict(),
-        }
-        return frame
+        student, dataset = self._test_set(X, y, groups)
+        bare = replace(student, embedding=None)  # the records are embedded already
+        return bare.predict(dataset.test.x, dataset.test.z.numpy(), generator=np.random.default_rng(0)), dataset
 
     def plot(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, ax: Any = None) -> Any:
         """Draw the accuracy on test records, overall and by group, with the accuracy of always predicting the most
@@ -1381,27 +1414,6 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{np.unique(groups).tolist()}; leave out records of other groups."
             )
         return np.searchsorted(names, groups)
-
-
-def _rates_of(
-    truth: npt.NDArray[Any], labels: npt.NDArray[Any], answered: npt.NDArray[np.bool_], classes: Sequence[str]
-) -> dict[str, float]:
-    """Return the row of one group in :meth:`FairClassifier.by_group`."""
-
-    def share(of: npt.NDArray[np.bool_], among: npt.NDArray[np.bool_]) -> float:
-        return float(of[among].mean()) if among.any() else math.nan
-
-    row = {"count": len(truth), "coverage": share(answered, np.ones(len(truth), np.bool_))}
-    row["accuracy"] = share(labels == truth, answered)
-    two = len(classes) == 2
-    for code, name in [(1, classes[1])] if two else enumerate(classes):
-        of = "" if two else f" of {name}"
-        row[f"selection_rate{of}"] = share(labels == code, answered)
-        row[f"recall{of}"] = share(labels == code, answered & (truth == code))
-    if two:
-        row["false_negative_rate"] = share(labels == 0, answered & (truth == 1))
-        row["false_positive_rate"] = share(labels == 1, answered & (truth == 0))
-    return row
 
 
 class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from fairlearn.metrics import MetricFrame, count, false_negative_rate, false_pos
 from method_kinds import quick_and_slow
 from priced import priced
 from sklearn.base import clone
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, recall_score
 from sklearn.model_selection import GridSearchCV
 from two_groups import two_groups
@@ -21,6 +22,7 @@ from two_groups import two_groups
 import fairpate.nn.fit
 from fairpate.config import CalibrationConfig, ConfigError, FitConfig, LoopConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier, FairSearchCV
+from fairpate.fairness.group_tables import calibration_error, rates_by_group
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
 from fairpate.methods.f_ld import FairLoopConfig
 from fairpate.releases.directory import RunDirectory, read_labels
@@ -128,6 +130,73 @@ def test_a_table_by_group_has_the_numbers_of_fairlearn() -> None:
     # A group without positives has no recall.
     none = fitted.by_group(X[Y == "no"], Y[Y == "no"], sensitive_features=Z[Y == "no"])
     assert none["recall"].isna().all()
+
+
+def calibration_oracle(hits: np.ndarray, scores: np.ndarray) -> float:
+    """The expected calibration error from scikit-learn's curve, whose bins are weighted by their sizes."""
+    shares, means = calibration_curve(hits, scores, n_bins=10, strategy="uniform")
+    sizes = np.bincount(np.digitize(scores, np.linspace(0, 1, 11)[1:-1], right=True), minlength=10)
+    return float(np.abs(shares - means) @ sizes[sizes > 0] / len(scores))
+
+
+def test_calibration_thresholds_and_disparities_are_those_of_other_libraries() -> None:
+    fitted = clone(SGD).fit(X, Y, sensitive_features=Z, **PUBLIC)
+    scores, truth = fitted.predict_proba(X)[:, 1], (Y == "yes").astype(int)
+    frame = fitted.by_group(X, Y, sensitive_features=Z, reference="a")
+    expected = MetricFrame(
+        metrics=calibration_oracle, y_true=truth, y_pred=scores.astype(np.float64), sensitive_features=Z
+    )
+    assert frame.loc["all", "calibration_error"] == pytest.approx(expected.overall, abs=1e-6)
+    for group in "ab":
+        assert frame.loc[group, "calibration_error"] == pytest.approx(expected.by_group[group], abs=1e-6)
+    # Against the reference group; of two groups the other one has the difference between groups.
+    metrics = {"accuracy": accuracy_score, "selection_rate": partial(selection_rate, pos_label="yes")}
+    compared = MetricFrame(metrics=metrics, y_true=Y, y_pred=fitted.predict(X), sensitive_features=Z)
+    for name in metrics:
+        of_a, of_b = compared.by_group.loc["a", name], compared.by_group.loc["b", name]
+        assert frame.loc["b", f"{name}_difference"] == pytest.approx(of_b - of_a)
+        assert abs(frame.loc["b", f"{name}_difference"]) == pytest.approx(compared.difference()[name])
+        assert frame.loc["b", f"{name}_ratio"] == pytest.approx(of_b / of_a)
+        assert frame.loc["a", [f"{name}_difference", f"{name}_ratio"]].tolist() == [0, 1]
+    assert {"selection_rate", "calibration_error"} <= frame.attrs["difference"].keys()
+    assert not any(name.endswith(("_difference", "_ratio")) for name in frame.attrs["difference"])
+    with pytest.raises(ValueError, match=r"reference: no group 'c'.*known: a, b"):
+        fitted.by_group(X, Y, sensitive_features=Z, reference="c")
+
+    at = fitted.by_threshold(X, Y, sensitive_features=Z, thresholds=[0.3, 0.5, 1])
+    assert at.index.names == ["threshold", "group"] and len(at) == 9
+    rates = {"selection_rate": selection_rate, "false_positive_rate": false_positive_rate, "recall": recall_score}
+    for threshold in (0.3, 0.5):
+        expected = MetricFrame(
+            metrics=rates, y_true=truth, y_pred=(scores >= threshold).astype(int), sensitive_features=Z
+        )
+        for name in rates:
+            np.testing.assert_allclose(at.loc[threshold].loc[["a", "b"], name], expected.by_group[name].astype(float))
+            assert at.loc[(threshold, "all"), name] == pytest.approx(expected.overall[name])
+    # The model's own threshold is one half.
+    same = fitted.by_group(X, Y, sensitive_features=Z)
+    np.testing.assert_allclose(at.loc[0.5].loc["b", "accuracy"], same.loc["b", "accuracy"])
+    with pytest.raises(ValueError, match=r"thresholds: expected numbers from 0 to 1, got 1.5"):
+        fitted.by_threshold(X, Y, thresholds=[1.5])
+
+
+def test_calibration_by_hand() -> None:
+    """Two bins: three scores of .25 with one hit, one of .95 that is right: (3 |.25 - 1/3| + |.95 - 1|) / 4."""
+    scores, hits = np.array([0.25, 0.25, 0.25, 0.95]), np.array([True, False, False, True])
+    assert calibration_error(scores, hits) == pytest.approx((3 * (1 / 3 - 0.25) + 0.05) / 4)
+    assert np.isnan(calibration_error(scores[:0], hits[:0]))
+    # Of three classes the score is that of the predicted one.
+    rows = rates_by_group(
+        np.array([0, 1, 2]),
+        np.array([0, 1, 1]),
+        np.zeros(3),
+        answered_N=np.array([True, True, False]),
+        class_names=("x", "y", "z"),
+        group_names=("everyone",),
+        scores_NC=np.array([[0.8, 0.1, 0.1], [0.1, 0.6, 0.3], [0.3, 0.4, 0.3]]),
+    )
+    assert rows["all"]["calibration_error"] == pytest.approx((0.2 + 0.4) / 2)
+    assert list(rows) == ["all"]
 
 
 @by_name
