@@ -711,7 +711,11 @@ _DEMO = """\
 Who gets a loan without a guarantor? 20,000 invented customers applied 35,188 times. Three methods learn from them who
 pays on time, each with a privacy budget of ε = 1 for everything about one customer; then a model learns the same
 without privacy. The default method also gets a reject option, which leaves some applications to a person so that no age
-group is refused much more often than another. This takes about a minute."""
+group is refused much more often than all others: the largest such difference is the gap. This takes about a minute."""
+_YOURS = (
+    ("your own file", "fairpate data declare yours.csv -o yours.yaml"),
+    ("then", "fairpate run --data yours.yaml --epsilon 1"),
+)
 
 
 def demo(sweep: Path, out: Path) -> Output:
@@ -744,13 +748,13 @@ def demo(sweep: Path, out: Path) -> Output:
     cost = f"ε = {epsilon_text(epsilon)} (δ = {delta_text(float(f'{delta:.6g}'))})"
     sentences = [
         *claims_in_words(claims, bare, rejecting, method=shown, why="the default method"),
-        f"Each ε is the privacy cost of one model. To publish the one of these {len(private)} that did best on private "
-        f"records, or all of them, costs as much as all: {cost} at most. `fairpate select` makes a choice inside the "
-        "guarantee.",
+        f"The method was named before any record was read, so that the choice costs nothing. The best of these "
+        f"{len(private)} by their results, or all of them, would cost {cost} at most; `fairpate select` chooses inside "
+        "the guarantee.",
     ]
     files = {"all models": out / comparison.folder.report.name, "this model": page}
-    rows = {name: models[name] for name in private}
-    rows |= {f"{without}, not private": bare, f"{shown}, may reject": rejecting}
+    rows = {f"{shown}, may reject": rejecting} | {name: models[name] for name in private}
+    rows |= {f"{without}, not private": bare}
     names = ("accuracy", "disparity", "coverage")
     numbers = {
         name: {"epsilon": each.guarantee.epsilon} | {of: getattr(each.measured, of) for of in names}
@@ -764,7 +768,7 @@ def demo(sweep: Path, out: Path) -> Output:
     for name, row_of in (numbers | {f"always “{measured.majority_class}”": constant}).items():
         shares = (percent(row_of["accuracy"]), decimal(row_of["disparity"]), percent(row_of["coverage"]))
         table.add_row(name, epsilon_text(row_of["epsilon"]), *shares)
-    places = [*((name, str(path)) for name, path in files.items()), ("next", "fairpate new mine")]
+    places = [*((name, str(path)) for name, path in files.items()), *_YOURS]
     found = {"models": numbers, "shown": shown, "fair_at": measured.fair_at.limit, "sentences": sentences}
     words = Group(table, *(Text(f"{sentence}\n") for sentence in sentences), facts(places))
     return Output(facts=found | {"files": files}, words=words)
@@ -773,33 +777,33 @@ def demo(sweep: Path, out: Path) -> Output:
 def claims_in_words(
     claims: RunStatement, without: RunStatement, rejecting: RunStatement, *, method: str, why: str
 ) -> list[str]:
-    """Return two sentences about the model of the chosen ``method``; ``why`` says why this method was chosen.
+    """Return two sentences about the model that is to be published: that of the chosen ``method`` with a reject option,
+    a rule that refuses some predictions (``rejecting``); ``why`` says why this method was chosen.
 
-    The first sentence states the guarantee and accuracy of the model (``claims``), and the accuracy of a model trained
-    ``without`` privacy. The second states the demographic-parity gap of the model, and its gap with a reject option, a
-    rule that refuses some predictions (``rejecting``). Each gap is judged by the user's rule of fairness.
+    The first sentence states guarantee, fairness and accuracy of this model, what it refuses, and the accuracy of a
+    model trained ``without`` privacy. The second states how the same model treats groups if it refuses nothing
+    (``claims``). Each gap is judged by the user's rule of fairness.
     """
-    guarantee, measured, less = claims.guarantee, claims.measured, rejecting.measured.measured(DEFAULT)
-    gap = measured.measured(DEFAULT)
+    guarantee, measured, chosen = rejecting.guarantee, claims.measured, rejecting.measured
+    gap, less = measured.measured(DEFAULT), chosen.measured(DEFAULT)
+    # The coverage of a group that is too small is NaN, and such a group is passed over.
+    refused = max(chosen.groups, key=lambda each: 1 - each.coverage if each.coverage < 1 else 0.0)
+    model = (
+        f"The model to publish is {method}, {why}, with a reject option: {guarantee.strength[0]} at ε = "
+        f"{guarantee.words['epsilon']} (δ = {delta_text(guarantee.delta)}) for {guarantee.words['protected']}, and "
+        f"{rejecting.fairness}, with a gap of {decimal(less.value)} (95 % interval {interval(less)}, at most "
+        f"{chosen.fair_at.limit:g} asked). {percent(chosen.accuracy)} of its answers are right, without privacy "
+        f"{percent(without.measured.accuracy)}. It leaves {percent(1 - chosen.coverage)} of the records to a person, "
+        f"and {percent(1 - refused.coverage)} of “{refused.name}”."
+    )
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)
     place, code = measured.group_names.index(group), measured.class_names.index(answer)
     rates_G = np.array(measured.rates_GC)[:, code]
     # Rates are over answered records, so that those of several groups are joined in proportion to these.
     others_G = np.array([each.num_answered for each in measured.groups]) * (np.arange(len(rates_G)) != place)
-    accuracy = (
-        f"{method}, {why}, is {guarantee.strength[0]} at ε = {guarantee.words['epsilon']} (δ = "
-        f"{delta_text(guarantee.delta)}) for {guarantee.words['protected']}: {percent(measured.accuracy)} of its "
-        f"answers are right, and {percent(without.measured.accuracy)} of those of the same model that learned from the "
-        "same records without privacy."
+    refusing_nothing = (
+        f"Without the reject option it says “{answer}” to {percent(rates_G[place])} of “{group}” and to "
+        f"{percent(rates_G @ others_G / others_G.sum())} of all others: a gap of {decimal(gap.value)}, "
+        f"{claims.fairness}."
     )
-    # The coverage of a group that is too small is NaN, and such a group is passed over.
-    refused = max(rejecting.measured.groups, key=lambda each: 1 - each.coverage if each.coverage < 1 else 0.0)
-    fairness = (
-        f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "
-        f"{percent(rates_G @ others_G / others_G.sum())} of all others, a gap of {decimal(gap.value)}: "
-        f"{claims.fairness}, as here a gap is fair if its whole 95 % interval is at most {measured.fair_at.limit:g}. "
-        f"With a reject option that leaves {percent(1 - rejecting.measured.coverage)} of the records to a "
-        f"person ({percent(1 - refused.coverage)} of “{refused.name}”), the gap is {decimal(less.value)} (interval "
-        f"{interval(less)}): {rejecting.fairness}, and {percent(rejecting.measured.accuracy)} of its answers are right."
-    )
-    return [accuracy, fairness]
+    return [model, refusing_nothing]

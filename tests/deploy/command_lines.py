@@ -19,7 +19,21 @@ OURS = re.compile(r"([A-Z_]+=\S+ )*(ray|fairpate) ")
 ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 CONTROL = {"&&", "||", ";", "|", "&"}
 # Programs of others, which a reader has or installs.
-FOREIGN = {"apt-get", "aws", "cd", "chmod", "cp", "docker", "echo", "grep", "kubectl", "openssl", "pip", "python3"}
+FOREIGN = {
+    "apt-get",
+    "aws",
+    "cd",
+    "chmod",
+    "cp",
+    "docker",
+    "echo",
+    "git",
+    "grep",
+    "kubectl",
+    "openssl",
+    "pip",
+    "python3",
+}
 FOREIGN |= {"cat", "curl", "jq", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
 
 

@@ -25,6 +25,10 @@ def test_commands_exist_with_their_options(path: Path, monkeypatch: pytest.Monke
             assert (ROOT / name).exists() or "NAME" in name, line
 
 
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 70
+
+
 def test_the_page_on_clusters_shows_a_whole_life() -> None:
     text = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
     shown = [name for line in commands_in(text) for name in check(line)]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import shlex
 import sys
@@ -9,6 +10,7 @@ from collections import Counter
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_lines import check
@@ -36,6 +38,14 @@ NUMBER = re.compile(r"\d")
 
 
 @cache
+def page(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def stored_demo() -> dict[str, Any]:
+    return json.loads((measured.FOLDER / "demo.json").read_text(encoding="utf-8"))
+
+
 def quotations() -> list[tuple[str, str, str, str]]:
     return measured.references(COVERAGE)
 
@@ -58,7 +68,7 @@ def test_pictures_are_drawn_from_the_results_that_are_here() -> None:
 
 def test_every_quotation_is_what_was_measured() -> None:
     assert len(quotations()) > 1500
-    for page, least in (("coverage", 15), ("results-published", 40), ("results-frontier", 100)):
+    for page, least in (("coverage", 15), ("results-published", 40), ("results-frontier", 100), ("which-method", 10)):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         assert len(measured.QUOTE.findall(text)) > least
         assert measured.quoted(text) == text, f"write it anew: python benchmarks/papers/measured.py docs/{page}.md"
@@ -67,9 +77,67 @@ def test_every_quotation_is_what_was_measured() -> None:
 def test_the_default_and_its_rivals_are_quoted_as_they_were_measured() -> None:
     found = [mark for file in marks.FILES for mark in marks.marks_of(measured.read(file))]
     assert marks.table(found) in (ROOT / "docs" / "results-published.md").read_text(encoding="utf-8")
-    assert marks.readme_table(found) in (ROOT / "README.md").read_text(encoding="utf-8")
     met = sum(mark.is_met for mark in found)
-    assert f"Met in {met} of {len(found)}" in (ROOT / "docs" / "results-published.md").read_text(encoding="utf-8")
+    assert f"Met in {met} of {len(found)}" in page("docs/results-published.md")
+    missed = [(mark.data, mark.epsilon) for mark in found if not mark.is_met]
+    said = " ".join(page("docs/which-method.md").split())
+    assert f"In {met} of {len(found)} comparisons on {len({mark.data for mark in found})} data sets" in said
+    assert f"The other {len(missed)} are" in said
+    assert sorted(missed) == sorted(
+        [("color_mnist", each) for each in ("0.3", "1", "3")]
+        + [("parkinsons", each) for each in ("0.1", "0.3")]
+        + [(data, "0.3") for data in ("credit_default", "color_digits")]
+    ), "docs/which-method.md names others"
+
+
+def test_the_first_table_is_the_same_on_every_first_page_and_as_it_was_measured() -> None:
+    table = marks.first_table()
+    assert len(table.splitlines()) == len(marks.FIRST) + 3
+    assert "± 0.1 %" in table
+    for path in ("README.md", "docs/index.md", "docs/results-published.md"):
+        assert page(path).count(table) == 1, f"{path}: python benchmarks/papers/marks.py"
+    # What an attacker gains, by hand: (e^ε + δ) / (e^ε + 1), rounded up.
+    for epsilon in (0.3, 1.0):
+        right = math.ceil(1000 * (math.exp(epsilon) + 1e-5) / (math.exp(epsilon) + 1)) / 10
+        assert f"at ε = {epsilon:g} at most {right} %" in " ".join(page("README.md").split())
+
+
+def test_readme_and_site_begin_alike() -> None:
+    readme, index = page("README.md"), page("docs/index.md")
+    begin = readme[: readme.index("```")].replace("](docs/", "](").strip()
+    assert index.startswith(begin)
+    assert index.index("img/demo-report.png") < index.index("## ")
+    short = [line for line in readme.splitlines() if line.startswith("| ")]
+    long = [line.split(" | ") for line in page("docs/which-method.md").splitlines() if line.startswith("| ")]
+    at = next(i for i, line in enumerate(short) if line.startswith("| your records |"))
+    assert [line.removesuffix(" |").split(" | ") for line in short[at + 1 : at + 5]] == [row[:3] for row in long[1:5]]
+
+
+def test_the_documents_show_the_numbers_of_one_demo() -> None:
+    """Every number of the table and of the sentences, from the numbers that this demo's runs published."""
+    (table,) = re.findall(r"```text\n(.*?)```", page("docs/quick-start.md").replace("\u00a0", " "), re.DOTALL)
+    rows = [re.split(r"  +", line.strip()) for line in table.splitlines() if re.search(r"\d %$", line)]
+    cells, constant = measured.read("demo"), ["0.00", "66.9 %", "0.000", "100 %"]
+    assert [row[0] for row in rows] == [*stored_demo()["rows"], "always “yes”"]
+    for name, *shown in rows[:-1]:
+        epsilon, accuracy, disparity, coverage = (
+            cells[name][of][0] for of in ("epsilon", "accuracy", "disparity", "coverage")
+        )
+        cost = "∞" if epsilon is None else f"{math.ceil(100 * round(epsilon, 6)) / 100:.2f}"
+        share = "100 %" if coverage == 1 else f"{100 * coverage:.1f} %"
+        assert shown == [cost, f"{100 * accuracy:.1f} %", f"{disparity:.3f}", share], name
+    assert rows[-1][1:] == constant
+    sentences = stored_demo()["sentences"]
+    assert " ".join(sentences).replace("\u00a0", " ") in " ".join(page("README.md").split())
+    chosen, bare = (next(name for name in cells if name.endswith(end)) for end in ("may reject", "votes"))
+    numbers = [
+        [f"{100 * cells[chosen]['accuracy'][0]:.1f}", f"{100 * cells['sgd, not private']['accuracy'][0]:.1f}"],
+        [f"{cells[bare]['disparity'][0]:.3f}"],
+        [f"{math.fsum(cells[name]['epsilon'][0] for name in (bare, 'fairpate', 'dp_sgd')):.2f}"],
+    ]
+    numbers[0] += [f"{cells[chosen]['disparity'][0]:.3f}", f"{100 * (1 - cells[chosen]['coverage'][0]):.1f}"]
+    for sentence, expected in zip(sentences, numbers, strict=True):
+        assert set(expected) <= set(re.findall(r"\d+\.\d+", sentence)), sentence
 
 
 def test_a_mark_is_met_within_three_tenths_of_a_point_or_two_standard_errors_below_a_point() -> None:

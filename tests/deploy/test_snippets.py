@@ -42,7 +42,7 @@ def blocks(kind: str) -> dict[str, list[str]]:
 
 def test_there_are_snippets_and_each_has_a_language_that_is_tested() -> None:
     assert sum(map(len, blocks("python").values())) > 5
-    known = {"", "json", "python", "yaml", "sh", "bash", "{raw} html"}  # the last: pages that the build embeds
+    known = {"", "json", "python", "yaml", "sh", "bash", "text", "{raw} html"}  # the last: pages that the build embeds
     for path in sorted((ROOT / "docs").rglob("*.md")):
         fences = re.findall(r"^```(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(fences) <= known, path

@@ -1,0 +1,98 @@
+"""Run `fairpate demo` once, and write what README and the documentation show of it.
+
+    python benchmarks/papers/demo.py [--out runs/demo]
+
+Writes docs/results/demo.json (the numbers and sentences of this run), the sentences in README.md, the table in
+docs/quick-start.md, and docs/img/demo-report.png, the first screen of the report of the model that the demo publishes,
+drawn by Chromium. Its noise is fresh, so that another run has other numbers. ``tests/deploy/test_quoted_results.py``
+holds that both documents show the stored ones, and ``tests/test_wheel.py`` that a fresh demo is near them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import measured
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+README, QUICK_START = ROOT / "README.md", ROOT / "docs" / "quick-start.md"
+PICTURE = ROOT / "docs" / "img" / "demo-report.png"
+_SIZE = (1200, 860)  # of the picture, in pixels
+
+
+def main() -> None:
+    """Run the demo, or read the results of an earlier one, and write what the documents show of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder of an earlier demo; default: a new one, which is not kept")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        # An odometer of its own, so that the operator's other releases are not counted.
+        environment = os.environ | {"FAIRPATE_STATE": f"{folder}/state", "COLUMNS": "80"}
+        out = (options.out or Path(folder) / "demo").absolute()
+        command = [str(Path(sys.executable).with_name("fairpate")), "demo", "--out", str(out)]
+        # The second command reads the results of the first.
+        as_json, as_text = (
+            subprocess.run(each, env=environment, capture_output=True, text=True, check=True).stdout  # noqa: S603 - ours
+            for each in ([*command, "--json"], command)
+        )
+        found = json.loads(as_json)
+        names = {"rows": [*found["models"]], "sentences": found["sentences"]}
+        measured.write("demo", command="fairpate demo", cells=cells_of(found), **names)
+        for path, old, new in (
+            (README, r"The model to publish is\s.*?\n\n", wrapped(found["sentences"]) + "\n"),
+            (QUICK_START, r"```text\n.*?```", f"```text\n{table_of(as_text)}\n```"),
+        ):
+            text, count = re.subn(old, lambda _, new=new: new, path.read_text(encoding="utf-8"), count=1, flags=re.S)
+            assert count == 1, f"{path}: {old} not found"
+            path.write_text(text, encoding="utf-8")
+        draw(Path(found["files"]["this model"]))
+
+
+def cells_of(found: dict[str, Any]) -> measured.Cells:
+    """The rows of the demo's table as cells of one seed, by their names there."""
+    return {name: {"seeds": [0]} | {of: [value] for of, value in row.items()} for name, row in found["models"].items()}
+
+
+def wrapped(sentences: list[str]) -> str:
+    """The sentences as one paragraph of the documents' width."""
+    return textwrap.fill(" ".join(sentences).replace("\u00a0", " "), 140, break_on_hyphens=False) + "\n"
+
+
+def table_of(printed: str) -> str:
+    """The table, the first lines of what the demo printed."""
+    lines = itertools.dropwhile(lambda line: not line, (line.rstrip() for line in printed.splitlines()))
+    return "\n".join(itertools.takewhile(bool, lines))
+
+
+def draw(page: Path) -> None:
+    """Write the first screen of the HTML file ``page`` as a picture of few colours."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = Path(folder) / "page.png"
+        options = [f"--window-size={_SIZE[0]},{_SIZE[1]}", f"--screenshot={drawn}", "--hide-scrollbars", "--no-sandbox"]
+        subprocess.run(  # noqa: S603 - ours
+            [chromium, "--headless", "--disable-gpu", *options, page.resolve().as_uri()],
+            check=True,
+            capture_output=True,
+        )
+        colours = (
+            Image.open(io.BytesIO(drawn.read_bytes())).convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE)
+        )
+    colours.save(PICTURE, optimize=True)
+
+
+if __name__ == "__main__":
+    main()
