@@ -46,6 +46,7 @@ from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
 from fairpate.types import Advance, IntArray, UserError
 from teachers.ridge import FeatureMap
 from teachers.teacher import Engine, Ridge, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
+from teachers.work import count
 
 if TYPE_CHECKING:
     from fairpate.data.dataset import Split
@@ -282,6 +283,8 @@ def stored_blocks(
         if arrays is not None:
             save_block(blocks[missing[number]].checkpoint, arrays)
         values.append(value)
+        count("blocks_trained")
+        count("teachers_trained", sizes[missing[number]])
         done += sizes[missing[number]]
         report(done, num_teachers)
     contents = "\n".join(block.content for block in blocks)
@@ -496,7 +499,16 @@ def collect_votes(
     count_type = np.min_scalar_type(ensemble.num_teachers).name
     task = CountTask(spec=ensemble.spec, queries=queries_x.numpy(), count_type=count_type)
     sizes = [len(block.teacher_indices) for block in ensemble.blocks]
-    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources, sizes=sizes, on_progress=on_progress)
+    num_done = 0
+
+    def advance(done: int, total: int) -> None:
+        nonlocal num_done
+        count("votes_collected", (done - num_done) * len(queries_x))
+        num_done = done
+        if on_progress is not None:
+            on_progress(done, total)
+
+    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources, sizes=sizes, on_progress=advance)
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 

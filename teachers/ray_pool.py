@@ -64,6 +64,7 @@ from fairpate.lazy import torch
 from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomness
 from fairpate.types import PACKAGES, IntArray
 from teachers import ensemble as ensembles
+from teachers import work
 from teachers.cluster import cluster_address, head_watched, last_words, require_head
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, count_block
 
@@ -245,9 +246,19 @@ class Worker:
             # To Ray a share of a GPU is a number, and torch would take all of it.
             torch.cuda.set_per_process_memory_fraction(min(1.0, num_gpus))
 
-    def run(self, function: BlockFunction, shared: Any, item: Any, device: str) -> Any:
-        """Return ``function(shared, item, device)``."""
-        return function(shared, item, device)
+        self._share_of_device = num_gpus
+
+    def run(self, function: BlockFunction, shared: Any, item: Any, device: str) -> tuple[Any, float | None]:
+        """Return ``function(shared, item, device)``, and the largest share of its accelerator's memory that this worker
+        used so far (None without one)."""
+        result, used = function(shared, item, device), None
+        if self._share_of_device:
+            allowed = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory * min(
+                1.0, self._share_of_device
+            )
+            used = torch.cuda.max_memory_reserved() / allowed
+        work.show_device_memory(used)
+        return result, used
 
 
 @dataclass(kw_only=True, eq=False)
@@ -334,7 +345,7 @@ class RayPool(BlockPool):
                 continue
             actor, task = pending.pop(settled)
             try:
-                result = ray.get(settled, timeout=self._stall_timeout_s)
+                result, memory_used = ray.get(settled, timeout=self._stall_timeout_s)
             except ray.exceptions.RayError as error:
                 # Raised by the function itself, and not because a worker, a node or an object it needed was lost.
                 if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(
@@ -350,12 +361,16 @@ class RayPool(BlockPool):
                     ray.kill(actor)
                     self._start_actor()
                 _log.warning("Blocks lost with their worker, computed again: 1")
+                work.count("blocks_lost")
                 task.losses += 1
                 if task.losses > MOST_LOSSES:
                     what = f"A block of teachers was lost {task.losses} times together with its worker: {error}"
                     raise PoolError(f"{what} If memory ran out, lower ray.num_actors.") from error
                 waiting.appendleft(task)
                 continue
+            work.count_device_memory(memory_used)
+            if task.losses:
+                work.count("blocks_repeated")
             yield task.position, result
 
     def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:

@@ -142,6 +142,7 @@ class Cluster:
             "RAY_AUTH_TOKEN": secrets.token_hex(24),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",
+            "RAY_metrics_report_interval_ms": "1000",  # instead of 10,000: the runs are short
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         }
         self._num_workers = num_workers
@@ -164,7 +165,10 @@ class Cluster:
         common = [str(Path(sys.executable).with_name("ray")), "start", "--block", self._store]
         common.append("--include-log-monitor=false")  # no driver reads the logs of its workers
         role = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._folder}", "--num-cpus=0"]
-        self._add(0, [*common, *role, "--no-monitor"])  # and nothing scales
+        metrics_port = _free_port()
+        self.metrics = f"http://{self._address(0)}:{metrics_port}/metrics"
+        # And nothing scales.
+        self._add(0, [*common, *role, "--no-monitor", f"--metrics-export-port={metrics_port}"])
         self.wait_until(1)
         for number in range(1, self._num_workers + 1):
             self._add(number, [*common, f"--address={head}", "--num-cpus=1"])

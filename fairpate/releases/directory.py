@@ -78,6 +78,7 @@ class RunDirectory:
     record = PathIn("public", "record.json", "The run as one row of a comparison, at its published epsilon.")
     private_record = PathIn("private", "record.json", "The run's row at its data-dependent cost; not public.")
     costs = PathIn("private", "costs.json", "The data-dependent privacy cost; not to be published.")
+    work = PathIn("private", "work.json", "What the workers of the run did, in numbers; for its operator.")
     without_privacy = PathIn("private", "without_privacy.json", "Accuracy of training without noise; not public.")
     private_report = PathIn("private", "report.html", "The report with data-dependent costs; not to be published.")
     config = PathIn("root", "config.yaml", "The resolved configuration.")

@@ -40,7 +40,15 @@ from fairpate.files import make_folder, write_atomically
 from fairpate.lazy import torch
 from fairpate.methods.base import ReleasingMethod, looks_of
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
-from fairpate.releases.directory import RunDirectory, read_json, read_votes, sole_worker, write_text, write_votes
+from fairpate.releases.directory import (
+    RunDirectory,
+    read_json,
+    read_votes,
+    sole_worker,
+    write_json,
+    write_text,
+    write_votes,
+)
 from fairpate.releases.log import MetricsFolder, read_receipt
 from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, RunCharge, spent, spent_since
 from fairpate.report.figures import FigureStyle, frontier_figures
@@ -59,6 +67,7 @@ from fairpate.terminal import Output, Reporter, facts, say
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
+from teachers.work import count, tallied
 
 # What a cell gets from other cells: teachers' votes, or the bytes of a release's file; None if it shares nothing.
 Handed = VoteBatch | bytes | None
@@ -172,12 +181,13 @@ def compare(
         before = {data: odometer.charges(data) for data in data_sets}
         for words in planned_spending(missing, odometer, reporter):
             reporter.note("spends", words)
+        worked: dict[str, float] = {}
         try:
             if missing:
                 # One Ray serves teachers and cells, whose needs differ.
                 num_gpus = max(sweep.ray.num_gpus, sweep.tasks.num_gpus)
                 cluster = start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus}))
-                with nullcontext() if sweep.ray.num_actors == 0 else cluster:
+                with tallied() as worked, nullcontext() if sweep.ray.num_actors == 0 else cluster:
                     _require_room(sweep, since=time.monotonic())
                     # Before the cells: a cell occupies its CPUs while it waits, and could block teachers.
                     faults = collect_shared_votes(missing, folder, reporter, sweep.ray)
@@ -186,6 +196,8 @@ def compare(
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
+            if worked:
+                write_json(folder.work, worked, private=True)
     said = [spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
     return Comparison(folder=folder, changed=True, spent=tuple(filter(None, said)), **shown)
 
@@ -458,6 +470,7 @@ def run_cells(
     def fail(cell: Cell, cause: str) -> None:
         row = cell.row(minutes=math.nan, error=" ".join(cause.split()))
         write_rows([row], folder.failed / f"{cell.digest}.parquet", private=True)  # the cell stays unfinished
+        count("cells_failed")
         place = f"{cell.method} on {cell.data}, seed {cell.config.seed}, {cell.digest}"
         reporter.note("failed", f"{place}: {row.error}")
 
@@ -486,6 +499,7 @@ def run_cells(
             fail(cell, f"{type(cause).__name__}: {cause}")
         else:
             folder.add(cell, rows)
+            count("cells_done")
 
     waiting = deque(missing)
     started, has_room, num_settled = time.monotonic(), False, 0

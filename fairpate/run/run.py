@@ -68,6 +68,7 @@ from fairpate.run.statement import public_units, state_release, with_lost_tables
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, Relation, UserError, strict
 from student.student import Student, save_student
+from teachers.work import tallied
 
 # Makes the noisy sum over several sites from which a run draws its release.
 Sums = Callable[[RunDirectory, ReleaseLog], base.NoisySum]
@@ -148,7 +149,7 @@ def run_method(
     if dataset is None:
         # Votes that were made elsewhere bring their public records along.
         dataset = config.own_dataset(to_train=True)
-    with _opened(config, reporter, dataset, load=load, release_of=release_of) as opened:
+    with _opened(config, reporter, dataset, load=load, release_of=release_of) as opened, tallied() as worked:
         is_trained = opened.run.student.exists()
         if opened.config.evaluation.metrics == "private" and not opened.config.is_seeded and not is_trained:
             # If a limit has no room for the table of private metrics, nothing is trained.
@@ -173,6 +174,8 @@ def run_method(
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
         student, labels = _student(opened, remarks)
         reporter.note("model", str(opened.run.student))
+        if worked:  # a repeated call keeps the numbers of the one that worked
+            write_json(opened.run.work, worked, private=True)
         assessment, student = _measured(opened, student)
         if with_graph:
             write_portable(opened.run, student, opened.dataset, reporter)

@@ -548,6 +548,7 @@ class SweepFolder:
     failed = PathIn("private", "failed", "The results row, with the cause, of each failed cell, in a file per cell.")
     results = PathIn("root", "results.parquet", "The results table that may be published.")
     private_results = PathIn("private", "results.parquet", "The table not to be published: all rows, with causes.")
+    work = PathIn("private", "work.json", "What the workers of the sweep did, in numbers; for its operator.")
     report = PathIn("root", "report.html", "The report of the comparison that may be published, as a page.")
     figures = PathIn("root", "figures", "The figures of the public report as image files.")
     private_report = PathIn("private", "report.html", "The report that must not be published, as a page.")

@@ -3,12 +3,17 @@
 The long version is benchmarks/campaigns/cluster_faults.py.
 """
 
+import contextlib
 import json
+import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import cluster_faults
+import httpx
 import pytest
 from local_cluster import Cluster
 
@@ -51,6 +56,25 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return run.result()
 
 
+@contextlib.contextmanager
+def metrics_seen(cluster: Cluster) -> Iterator[set[str]]:
+    """The metrics of training that the head, where the driver runs, exports to Prometheus inside the block."""
+    seen, ended = set[str](), threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.5):
+            with contextlib.suppress(httpx.HTTPError):
+                seen.update(re.findall(r"^ray_fairpate_\w+", httpx.get(cluster.metrics).text, re.MULTILINE))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        looking.join()
+
+
 def test_a_driver_and_nodes_that_die_and_a_node_that_joins_change_nothing(
     cluster: Cluster, truth: dict[str, str], tmp_path: Path
 ) -> None:
@@ -64,11 +88,13 @@ def test_a_driver_and_nodes_that_die_and_a_node_that_joins_change_nothing(
     run.start()
     run.wait_for(lambda run: len(run.blocks) > len(before))
     assert len(before) < len(run.blocks) < 12, "it is over before a node dies"
-    cluster.workers[0].kill()
-    cluster.repair()
-    run.wait_for(cluster_faults.in_voting)
-    cluster.workers[1].kill()
-    assert run.wait() == 0, run.lines
+    with metrics_seen(cluster) as seen:
+        cluster.workers[0].kill()
+        cluster.repair()
+        run.wait_for(cluster_faults.in_voting)
+        cluster.workers[1].kill()
+        assert run.wait() == 0, run.lines
     assert run.result() == truth
+    assert {f"ray_fairpate_{name}_total" for name in ("teachers_trained", "blocks_trained", "votes_collected")} <= seen
     assert before.items() <= run.blocks.items()
     assert 1 <= run.blocks_lost <= 2 + len(run.blocks)  # under way in training; in voting also what the node had added

@@ -16,6 +16,7 @@ from serving import OPERATOR, ids, running, tokens_of_both_roles
 
 from aggregator.service.api import ServiceMetrics
 from aggregator.session import BudgetStatus
+from teachers import work
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -51,7 +52,7 @@ def expressions():
 
 
 def test_rules_and_scrape_are_what_prometheus_reads():
-    assert "9 rules found" in run("promtool", "check", "rules", MONITORING / "rules.yaml")
+    assert "13 rules found" in run("promtool", "check", "rules", MONITORING / "rules.yaml")
     run("promtool", "check", "config", "--syntax-only", MONITORING / "prometheus.yaml")
 
 
@@ -68,6 +69,14 @@ def test_alerts_and_dashboard_name_metrics_that_there_are(exposition):
     there = set(METRIC.findall(exposition))
     for expression in expressions():
         assert set(METRIC.findall(expression)) <= there, expression
+
+
+def test_the_metrics_of_training_are_watched_and_described():
+    """As Ray exports them; tests/cluster reads them from a node."""
+    exported = {f"ray_fairpate_{name}_total" for name in work.COUNTED} | {f"ray_fairpate_{work.DEVICE_MEMORY}"}
+    named = re.compile(r"\bray_fairpate_\w+")
+    assert {name for expression in expressions() for name in named.findall(expression)} == exported
+    assert set(named.findall((ROOT / "docs" / "operations.md").read_text(encoding="utf-8"))) == exported
 
 
 def test_the_dashboard_s_expressions_parse(tmp_path):
@@ -97,7 +106,7 @@ def test_every_alert_leads_to_a_runbook_that_is_there():
     rules = yaml.safe_load((MONITORING / "rules.yaml").read_text(encoding="utf-8"))
     headings = re.findall(r"^## (.*)$", (ROOT / "docs" / "operations.md").read_text(encoding="utf-8"), re.MULTILINE)
     anchors = {f"docs/operations.md#{heading.lower().replace(' ', '-')}" for heading in headings}
-    for rule in rules["groups"][0]["rules"]:
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
         assert rule["annotations"]["runbook"] in anchors
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from sweeps import COLOUR_UNSEEN, SMALL, counted, measured, ran, refused, run, sweep_of
 
 from fairpate.methods.base import Method
-from fairpate.releases.directory import RunDirectoryError, sole_worker
+from fairpate.releases.directory import RunDirectoryError, read_json, sole_worker
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Comparison, compare, comparison_outcome, run_cell
 from fairpate.run.folder import check_run_directory
@@ -80,9 +80,11 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(tmp_path: Path) -> 
     assert failure.config["target"]["epsilon"] == 2
     assert "--set target.epsilon=2.0" in failure.command
     assert [row.status for row in troubled.rows] == ["ok", "failed", "ok"]
+    assert read_json(troubled.folder.work) == {"cells_done": 2, "cells_failed": 1}
     (tmp_path / "trouble").unlink()
     mended = run(tmp_path, counted)
     assert not mended.failed
+    assert read_json(mended.folder.work) == {"cells_done": 1}
     assert len(ran(tmp_path)) == 4
     assert not list(mended.folder.failed.iterdir())
 

@@ -17,7 +17,7 @@ from each_method import train
 from small_runs import FILES, read_json, run
 
 from fairpate.data import load_data
-from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement, sole_worker
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement, read_votes, sole_worker
 from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run import folder as rundir
 from fairpate.run.folder import create_run_directory, finished_run, open_run_directory
@@ -101,6 +101,14 @@ def test_the_operator_sees_three_prices_in_the_right_order(finished):
     costs = read_json(folder.private / "costs.json")
     assert costs["epsilon_as_in_paper"] < costs["epsilon_data_dependent"] <= costs["epsilon_data_independent"]
     assert costs["epsilon_data_independent"] == pytest.approx(read_json(folder.statement)["epsilon"], rel=1e-12)
+
+
+def test_the_operator_finds_what_the_workers_did(finished):
+    folder, config = finished
+    worked = read_json(folder.private / "work.json")
+    teachers = config.teachers.num_teachers
+    assert worked.pop("blocks_trained") == len(list(folder.teachers.glob("*.safetensors")))
+    assert worked == {"teachers_trained": teachers, "votes_collected": read_votes(folder.votes).votes_QC.sum()}
 
 
 @pytest.mark.parametrize("name", ["public_report", "private_report"])

@@ -25,6 +25,7 @@ from teachers.ensemble import (
     shard_key,
     train_ensemble,
 )
+from teachers.work import tallied
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -108,8 +109,12 @@ def test_blocks_of_any_size_hold_the_same_teachers(tmp_path: Path) -> None:
 
 def test_a_finished_ensemble_is_not_trained_again(tmp_path: Path) -> None:
     first, second = FakePool(), FakePool()
-    assert _train(tmp_path, pool=first) == _train(tmp_path, pool=second)
+    with tallied() as worked:
+        ensemble = _train(tmp_path, pool=first)
+        with tallied() as later:
+            assert _train(tmp_path, pool=second) == ensemble
     assert (first.num_computed, second.num_computed) == (4, 0)
+    assert (worked, later) == ({"blocks_trained": 4, "teachers_trained": 7}, {})
 
 
 @pytest.mark.parametrize(("engine", "num_blocks"), [("loop", 15), ("stacked", 2)])

@@ -19,6 +19,7 @@ from fairpate.data.dataset import Split
 from fairpate.types import UserError
 from teachers.ensemble import BlockPool, PoolError, collect_votes, train_ensemble
 from teachers.ray_pool import RayPool, number_of_actors
+from teachers.work import tallied
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -77,7 +78,12 @@ def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(two_actors: R
         return collect_votes(ensemble, x, **options)
 
     (tmp_path / "killed").mkdir()
-    disturbed = votes("disturbed", pool=KillingPool(two_actors, tmp_path / "killed"))
+    with tallied() as worked:
+        disturbed = votes("disturbed", pool=KillingPool(two_actors, tmp_path / "killed"))
+    lost = worked.pop("blocks_lost")
+    # One in training and one in voting, and what waited for the same actors; results count once, whoever was lost.
+    assert 2 <= lost == worked.pop("blocks_repeated") <= 4
+    assert worked == {"blocks_trained": 3, "teachers_trained": 6, "votes_collected": 6 * 200}
     assert len(list((tmp_path / "killed").iterdir())) == 2
     np.testing.assert_array_equal(disturbed, votes("quiet"))
     for quiet in (tmp_path / "quiet").iterdir():
