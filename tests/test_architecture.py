@@ -98,6 +98,7 @@ def test_ray_is_imported_by_the_shell_only():
         "student.server",
         "teachers.cluster",
         "teachers.ray_pool",
+        "teachers.work",
     }
 
 
