@@ -51,19 +51,20 @@ def main() -> None:
         found = json.loads(as_json)
         names = {"rows": [*found["models"]], "sentences": found["sentences"]}
         measured.write("demo", command="fairpate demo", cells=cells_of(found), **names)
-        for path, old, new in (
-            (README, r"The model to publish is\s.*?\n\n", wrapped(found["sentences"]) + "\n"),
-            (QUICK_START, r"```text\n.*?```", f"```text\n{table_of(as_text)}\n```"),
-        ):
-            text, count = re.subn(old, lambda _, new=new: new, path.read_text(encoding="utf-8"), count=1, flags=re.S)
-            assert count == 1, f"{path}: {old} not found"
-            path.write_text(text, encoding="utf-8")
+        replace(README, r"The model to publish is\s.*?\n\n", wrapped(found["sentences"]) + "\n")
+        replace(QUICK_START, r"```text\n.*?```", f"```text\n{table_of(as_text)}\n```")
         draw(Path(found["files"]["this model"]))
 
 
 def cells_of(found: dict[str, Any]) -> measured.Cells:
     """The rows of the demo's table as cells of one seed, by their names there."""
     return {name: {"seeds": [0]} | {of: [value] for of, value in row.items()} for name, row in found["models"].items()}
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    """Write ``new`` in the place of the text of ``path`` that the pattern ``old`` matches first."""
+    before, after = re.split(old, path.read_text(encoding="utf-8"), maxsplit=1, flags=re.DOTALL)
+    path.write_text(before + new + after, encoding="utf-8")
 
 
 def wrapped(sentences: list[str]) -> str:

@@ -30,7 +30,7 @@ FILES = ("marks", "marks_parkinsons")
 EPSILONS = ("0.1", "0.3", "1", "3")
 FIRST = {
     "trained without privacy, not to be published": ("readme", "adult/sgd"),
-    "**default**: each record counts once in noisy sums": ("frontier_adult", "adult/residual_votes/epsilon={}"),
+    "**default**: every record counts in noisy sums": ("frontier_adult", "adult/residual_votes/epsilon={}"),
     "**default with a reject option**: a person decides the rest": ("readme", "adult/residual_votes/epsilon={}"),
     "`fairpate`: thousands of small models vote": ("small_teachers", "adult/fairpate/epsilon={}"),
     "`dp_sgd`: noise in every step of training": ("frontier_adult", "adult/dp_sgd/epsilon={}"),
@@ -144,7 +144,7 @@ def first_table() -> str:
         # A share, as accuracy is one.
         coverage = "100 %" if answered == {1.0} else measured.text("accuracy", at_large["coverage"])
         lines.append(f"| {' | '.join([words, *accuracies, measured.text('parity', at_large['parity']), coverage])} |")
-    constant = measured.text("accuracy", measured.read("readme")["adult/sgd"]["majority_accuracy"])
+    constant = f"{100 * statistics.fmean(measured.read('readme')['adult/sgd']['majority_accuracy']):.1f} %"
     lines.append(f"| {CONSTANT} | {constant} | {constant} | 0 | 100 % |")
     return "\n".join(lines)
 

@@ -762,7 +762,7 @@ def demo(sweep: Path, out: Path) -> Output:
     cost = f"ε = {epsilon_text(epsilon)} (δ = {delta_text(float(f'{delta:.6g}'))})"
     sentences = [
         *claims_in_words(claims, bare, rejecting, method=shown, why="the default method"),
-        f"The method was named before any record was read, so that the choice costs nothing. The best of these "
+        f"The method was named before any record was read, so that the choice has no cost. The best of these "
         f"{len(private)} by their results, or all of them, would cost {cost} at most; `fairpate select` chooses inside "
         "the guarantee.",
     ]
