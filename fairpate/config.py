@@ -200,6 +200,18 @@ class EmbeddingConfig(Section):
     )
 
 
+class WeightsConfig(PinnedFile):
+    """A file of model weights trained on public pictures; in YAML, its path alone is enough."""
+
+    remedy = "give a .pth or .safetensors file"
+    path: Path | None = Field(
+        None,
+        description="State dict of torchvision, .pth or .safetensors, at this path of every node; `imagenet`: the file "
+        "that torchvision publishes. null in a published model.",
+    )
+    sha256: Sha256 = None
+
+
 class HashedSplit(Section):
     """The shares of test and validation records in a split by a keyed hash."""
 
@@ -249,7 +261,14 @@ class DataConfig(Section):
         description="Embedding, fitted to public records or computed from the declaration, that every method reads "
         "instead of a record; null: the record itself.",
     )
+    weights: WeightsConfig | None = Field(
+        None,
+        description="File of weights of the architecture in options.features, such as `encoder:resnet50`; null: the "
+        "features need none.",
+    )
 
+    # Settings that read no file have the digest that they had before there was this field.
+    disables: ClassVar[Disables] = {("weights", None): ("weights",)}
     refused: ClassVar[Refused] = {
         # A hash decides record by record, so that no number of records can be set.
         "Expected split.test_share with a hashed split, got num_test={0.num_test}; leave it out.": lambda data: (
@@ -275,18 +294,6 @@ class AugmentConfig(Section):
     )
     channel_swap: Fraction = Field(0.0, description="Probability of a random permutation of the channels.")
     horizontal_flip: Fraction = Field(0.0, description="Probability of a mirror image.")
-
-
-class WeightsConfig(PinnedFile):
-    """A file of model weights trained on public pictures; in YAML, its path alone is enough."""
-
-    remedy = "give a .pth or .safetensors file"
-    path: Path | None = Field(
-        None,
-        description="State dict of torchvision, .pth or .safetensors, at this path of every node; `imagenet`: the file "
-        "that torchvision publishes. null in a published model.",
-    )
-    sha256: Sha256 = None
 
 
 Architecture = Literal[
@@ -1172,6 +1179,7 @@ NOT_IN_DIGESTS = (
     "data.data_dir",
     "data.declaration.path",
     "teachers.block_size",
+    "data.weights.path",
     "backbone.weights.path",
     "evaluation.fair_at",
     "student.reject.otherwise",

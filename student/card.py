@@ -17,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from fairpate.config import ModelConfig
+from fairpate.encoders import PublicEncoder
 from fairpate.types import AnswerRule, GateRule, UserError
 
 FORMAT = "fairpate.student/1"
@@ -40,7 +41,8 @@ class StudentCard:
     single network. ``mixing[a][j][k]`` is the probability of predicting k for a record of group a if the network
     predicts j; None: the network's prediction is used. ``num_training_labels`` is the number of released labels on
     which the student was trained; None if not recorded. ``embedding`` is the SHA-256 of the file of the embedding that
-    is applied to records first; None without an embedding.
+    is applied to records first; None without an embedding. ``encoder`` describes the public network that computes the
+    student's records from pictures; None if they are not vectors of an encoder.
     """
 
     model: ModelConfig
@@ -54,6 +56,7 @@ class StudentCard:
     mixing: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     num_training_labels: int | None = None
     embedding: str | None = None
+    encoder: PublicEncoder | None = None
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     def __post_init__(self) -> None:

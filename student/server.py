@@ -6,6 +6,7 @@ place: in the one process, or in a deployment with one replica, which processes 
 and in order. The counters are zero when the service starts.
 """
 
+import base64
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,13 +18,14 @@ import numpy.typing as npt
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairpate.data.pictures import Mode, pixels_of
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.http_server import Body, FaultError, largest_body_bytes, new_app
 from fairpate.lazy import torch
 from fairpate.types import GateRule
 from student.card import read_card
-from student.student import load_student
+from student.student import load_student, with_encoder
 
 MAX_RECORDS_PER_REQUEST = 1024
 _IMAGE_DIMENSIONS = 3
@@ -34,9 +36,14 @@ OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 
 class Record(Body):
     """One record, and the name of its group. The record is given as features, nested lists of the student's input
-    shape, or as values by column."""
+    shape, as values by column, or as a picture."""
 
     features: list[Any] | None = None
+    picture: str | None = Field(
+        None,
+        description="Instead of features, for a student that reads pictures: a PNG or JPEG file in base64; its centre "
+        "square is resized as in training.",
+    )
     # Whole numbers stay whole: as floats, large codes would become their neighbours.
     columns: dict[str, str | bool | int | float | None] | None = Field(
         None,
@@ -71,7 +78,7 @@ class StudentReplica:
     answered."""
 
     def __init__(self, path: Path, offer: OfferToGate | None, form: RecordForm | None = None) -> None:
-        student = load_student(path)
+        student = with_encoder(load_student(path), path)
         self._form = form
         self._card = student.card
         # Without the student's own gate, which would count the answers of this replica only.
@@ -120,6 +127,7 @@ class StudentReplica:
         rule = card.idp3
         return {
             "input_shape": self._student.record_shape,
+            "encoder": None if card.encoder is None else asdict(card.encoder),
             "columns": None if self._form is None else [asdict(field) for field in self._form.fields],
             "label_names": card.label_names,
             "group_names": card.group_names,
@@ -138,9 +146,20 @@ def read_features(
     """Return the record's features in the type of the student's inputs: bytes for images, ``float32`` for tables.
 
     ``form`` encodes values by column; ``position`` is the record's index in the request, for messages. FaultError for
-    invalid values, and unless either features or columns are given.
+    invalid values, and unless either features, columns or a picture are given.
     """
     field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
+    if record.picture is not None:
+        field = f"records.{position}.picture"
+        if record.features is not None or record.columns is not None:
+            raise FaultError(422, field, "", "A record has either a picture or its numbers; leave one of the two out.")
+        modes: dict[int, Mode] = {1: "L", 3: "RGB"}
+        if not is_image or shape[0] not in modes or shape[1] != shape[2]:
+            raise FaultError(422, field, "", f"This student reads no pictures; give features of shape {shape}.")
+        try:
+            return pixels_of(base64.b64decode(record.picture, validate=True), size=shape[1], mode=modes[shape[0]])
+        except ValueError as error:
+            raise FaultError(422, field, "", f"Expected a PNG or JPEG file in base64 ({error}).") from error
     if record.columns is None and record.features is None:
         raise FaultError(422, field, "", "A record needs features or columns; add one of the two.")
     if record.columns is not None:

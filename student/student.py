@@ -28,7 +28,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from fairpate.config import AugmentConfig, StudentTraining
+from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import Embedding, read_embedding
+from fairpate.encoders import Encoder, installed_encoders
 from fairpate.fairness.bounded_errors import is_confident
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn import fit
@@ -67,16 +69,20 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Student:
-    """A published model: a network with its card (its description), and the ``embedding`` that is applied to records
-    before the network, or None."""
+    """A published model: a network with its card (its description), the ``embedding`` that is applied to records before
+    the network, or None, and the ``encoder`` that is applied to pictures before both, or None if records are given as
+    its vectors."""
 
     card: StudentCard
     network: nn.Module
     embedding: Embedding | None = None
+    encoder: Encoder | None = None
 
     @property
     def record_shape(self) -> tuple[int, ...]:
         """The shape of one input record."""
+        if self.encoder is not None:
+            return self.encoder.public.picture_shape
         return self.card.input_shape if self.embedding is None else self.embedding.record_shape
 
     def predict(
@@ -115,6 +121,8 @@ class Student:
         needs the records' groups and they are not given."""
         if tuple(x.shape[1:]) != self.record_shape:
             raise ValueError(f"Expected features of shape (N, *{self.record_shape}), got {tuple(x.shape)}.")
+        if self.encoder is not None:
+            x = self.encoder(x)
         if self.embedding is not None:
             x = self.embedding(x)
         if self.card.mixing is None:
@@ -131,8 +139,10 @@ def student_bytes(student: Student) -> bytes:
     weights by its checksum, without its path."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
-    if student.card.answers is None:
-        del card["answers"]
+    # Settings that most students lack are left out, so that their files stay as they were.
+    for field in ("answers", "encoder"):
+        if getattr(student.card, field) is None:
+            del card[field]
     # safetensors stores contiguous tensors only.
     tensors = {name: tensor.cpu().contiguous() for name, tensor in student.network.state_dict().items()}
     # Of the card before the checksum is added to it.
@@ -159,6 +169,22 @@ def load_student(path: Path) -> Student:
         network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
         embedding = None if card.embedding is None else read_embedding(path.with_name(EMBEDDING_FILE))
         return Student(card=card, network=network.eval(), embedding=embedding)
+
+
+def with_encoder(student: Student, path: Path) -> Student:
+    """Return a student that reads pictures, with the encoder that its card names; a student without one is unchanged.
+    The weights of the encoder are in an installed package, or in a file next to the student's file ``path``.
+
+    EncoderError or WeightsError if they are missing or other ones.
+    """
+    public = student.card.encoder
+    if public is None:
+        return student
+    beside = (each for suffix in (".pth", ".safetensors") for each in sorted(path.parent.glob(f"*{suffix}")))
+    found = None
+    if public.name not in installed_encoders():
+        found = next((each for each in beside if sha256_of(each) == public.sha256), None)
+    return replace(student, encoder=Encoder.of(public, found))
 
 
 def build_network(card: StudentCard) -> nn.Module:
@@ -420,20 +446,22 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
 
 
 class _Whole(nn.Module):
-    """All steps from records to the probabilities of labels, as one module for export. The steps are the embedding of
-    records, the student's network, and the random change of predictions by group (``mixing``); a student may lack the
-    first and the last."""
+    """All steps from records to the probabilities of labels, as one module for export. The steps are the encoder of
+    pictures, the embedding of records, the student's network, and the random change of predictions by group
+    (``mixing``); a student may lack all but the network."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
-        self.network, self._embedding = student.network, student.embedding
+        self.network, self._embedding, self._encoder = student.network, student.embedding, student.encoder
+        self.encoder_network = None if student.encoder is None else student.encoder.network
         self._is_mixture = isinstance(student.network, fit.Mixture)
         mixing = student.card.mixing
         self.register_buffer("mixing_GCC", None if mixing is None else torch.tensor(mixing, dtype=torch.float32))
 
     def forward(self, records: Tensor, groups: Tensor | None = None) -> Tensor:
         """Return the probabilities of labels (N, C) for records (N, ...) and their groups (N,)."""
-        x = records if self._embedding is None else self._embedding(records, at_once=True)
+        x = records if self._encoder is None else self._encoder.at_once(records)
+        x = x if self._embedding is None else self._embedding(x, at_once=True)
         probabilities: Tensor = self.network(x).softmax(dim=1)
         if self.mixing_GCC is None or groups is None:
             return probabilities

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("light_runs")
 FLOORS = (
     ("fairpate.types", "fairpate.lazy"),
     ("fairpate.config", "fairpate.files", "fairpate.pages", "fairpate.oriented_gradients"),
-    ("fairpate.http_server", "fairpate.terminal"),
+    ("fairpate.http_server", "fairpate.terminal", "fairpate.encoders"),
     ("fairpate.privacy", "fairpate.fairness"),
     ("fairpate.data", "fairpate.nn"),
     ("teachers", "aggregator", "student"),

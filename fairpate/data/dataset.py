@@ -38,6 +38,7 @@ from pydantic import Field, field_validator
 from fairpate.config import HashedSplit, Section, nearest, short_for
 from fairpate.data.large_arrays import Gathered, Names, Pixels, as_slice
 from fairpate.data.tables import FeatureCode
+from fairpate.encoders import PublicEncoder
 from fairpate.lazy import torch
 from fairpate.types import DataError, DataSettingsError, IntArray, Unit
 
@@ -166,6 +167,8 @@ class Dataset(Described):
     - ``embedding``: the embedding that computed the features, if any.
     - ``before_embedding``: a few public records and the names of features before the embedding.
     - ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
+    - ``encoder``: the public encoder that computed the features from pictures, if any, and ``pictures``, a few public
+      records as it reads them.
     - ``records_alone``: whether the source names persons although each record is protected by itself.
     - ``parts``: identifies the rule of a hashed split (:func:`divide_by_hash`), in which adding or removing a unit
       changes only one split; empty for other splits.
@@ -186,6 +189,8 @@ class Dataset(Described):
     embedding: Embedding | None = None
     before_embedding: BeforeEmbedding | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
+    encoder: PublicEncoder | None = None
+    pictures: Tensor | None = None
     records_alone: bool = False
     parts: str = ""
     keeps_names: bool = False
@@ -262,13 +267,21 @@ class Option:
     """An option of a data set, with all values that it accepts.
 
     ``shows_attribute``: the value of this option with which features depend on the sensitive attribute; None if no
-    value has this effect.
+    value has this effect. ``pattern``: a regular expression of further values that are accepted; None: none are.
     """
 
     default: OptionValue
     allowed: tuple[OptionValue, ...]
     description: str
     shows_attribute: OptionValue | None = None
+    pattern: str | None = None
+
+    def accepts(self, value: object) -> bool:
+        """Return True if ``value`` is one of this option's values."""
+        # By type as well: 1 equals True, which is another choice.
+        if any(value == choice and type(value) is type(choice) for choice in self.allowed):
+            return True
+        return self.pattern is not None and isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,6 +310,7 @@ class LoadedRecords(Described):
       them together. Equal records then belong to one person.
     - ``mapped``: the features as a view of a memory-mapped file, so that splits can be views too.
     - ``feature_codes``: how a declared table's features are computed.
+    - ``encoder``: the public encoder that computed the features from pictures, if any.
     - ``naming``: identifies the rule by which records are named.
     - ``keeps_names``: whether a record keeps its name if its content is replaced. It does if names are read only from
       keys of records or persons.
@@ -307,6 +321,7 @@ class LoadedRecords(Described):
     person_ids: Sequence[str] | None = None
     mapped: Pixels | Gathered | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
+    encoder: PublicEncoder | None = None
     naming: str = ""
     keeps_names: bool = False
 
@@ -373,10 +388,8 @@ class DatasetEntry:
             if name not in self.options:
                 known = nearest(name, self.options)
                 raise DataSettingsError(f"data.options.{name}: unknown option of {self.name}{known}.")
-            allowed = self.options[name].allowed
-            # By type as well: 1 equals True, which is another choice.
-            if not any(value == choice and type(value) is type(choice) for choice in allowed):
-                known = nearest(value, allowed)
+            if not self.options[name].accepts(value):
+                known = nearest(value, self.options[name].allowed)
                 raise DataSettingsError(f"data.options.{name}: no value {value!r} in {self.name}{known}.")
         return {name: given.get(name, option.default) for name, option in self.options.items()}
 

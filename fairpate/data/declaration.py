@@ -201,9 +201,10 @@ class Declaration(Section):
     name: str = Field(
         pattern="^[a-z][a-z0-9_]*$", description="Name of the data set in commands, configurations and the odometer."
     )
-    kind: Literal["table", "embeddings", "images"] = Field(
+    kind: Literal["table", "embeddings", "images", "text"] = Field(
         "table",
-        description="Kind: rows of a `table`, rows with a vector (`embeddings`), or pictures (`images`).",
+        description="Kind: rows of a `table`, rows with a vector (`embeddings`) or with a text (`text`), or pictures "
+        "(`images`).",
     )
     task: str = Field("", description="Meaning of the label, in a few words.")
     publisher: str = Field("", description="Publisher of the records.")
@@ -305,6 +306,8 @@ class Declaration(Section):
             )
         if self.kind == "embeddings" and not any(feature.vector for _, feature in self.columns):
             faults.append("features: expected a vector with kind: embeddings, such as `embedding: {vector: 384}`")
+        if self.kind == "text" and not any(feature.text for _, feature in self.columns):
+            faults.append("features: expected a text with kind: text, such as `review: {text: 2048}`")
         faults += [
             f"files: {file.path}: expected a table, which may be gzipped, got an archive"
             for file in (*files, *(other for each in files for other in each.alternatives))

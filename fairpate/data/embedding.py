@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -202,12 +202,14 @@ class Components:
 
     - of tables: the columns, and for a column of many values also indicators: for each of some quantiles of the public
       records, 1 if the value reaches the quantile (``thresholds_K`` of the columns ``column_K``);
+    - of vectors, such as those of an encoder or of hashed words: their numbers. A record consists of one vector or of
+      several ``parts``, such as that of an encoder and gradients; each part gets the same total variance;
     - of pictures: square roots of oriented gradients (:mod:`fairpate.oriented_gradients`), averaged with those of the
       mirror image if configured, and the pixels of a shrunk picture of ``side`` pixels (0: without these pixels).
 
-    Each feature of a table, and each component of pictures, is divided by the square root of its standard deviation
-    over the public records. This keeps rare or large values from dominating. ``whole_FE`` has the components as whole
-    multiples of ``unit_E``.
+    Each feature of a table, and each component of pictures and vectors, is divided by the square root of its standard
+    deviation over the public records. This keeps rare or large values from dominating. ``whole_FE`` has the components
+    as whole multiples of ``unit_E``.
     """
 
     config: EmbeddingConfig
@@ -220,8 +222,10 @@ class Components:
     unit_E: Tensor
 
     @classmethod
-    def of(cls, pool: Tensor, config: EmbeddingConfig, *, plain: bool = False) -> Components:
+    def of(cls, pool: Tensor, config: EmbeddingConfig, *, plain: bool = False, parts: Sequence[int] = ()) -> Components:
         """Compute the components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
+
+        ``parts``: the lengths of the vectors in a row, if rows are vectors and not columns of a table.
 
         With ``plain``, a table's indicators or the pixels of shrunk pictures are left out of the features, and the
         components of pictures are not divided by the square roots of their standard deviations. DataError for fewer
@@ -232,7 +236,7 @@ class Components:
                 f"data.num_public: an embedding needs two public records or more, of finite numbers, got {len(pool)}; "
                 "raise it, or correct the records."
             )
-        is_table = pool.ndim == 2
+        is_table = pool.ndim == 2 and not parts
         side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
         if is_table and not plain:
             columns, thresholds = [], []
@@ -249,10 +253,16 @@ class Components:
                 columns += [column] * len(found)
                 thresholds.append(found)
             column_K, thresholds_K = torch.tensor(columns).long(), torch.cat(thresholds or [torch.zeros(0)])
-        parts = torch.split(pool, _EMBEDDED_AT_ONCE)
-        plain_MF = torch.cat([_plain(part, config, side, column_K, thresholds_K) for part in parts])
+        pieces = torch.split(pool, _EMBEDDED_AT_ONCE)
+        plain_MF = torch.cat([_plain(piece, config, side, column_K, thresholds_K) for piece in pieces])
         mean_F, spread_F = plain_MF.mean(dim=0), plain_MF.std(dim=0, correction=0)
         root_F = torch.where(spread_F > 0, spread_F, 1.0).sqrt() if is_table else torch.ones_like(spread_F)
+        if parts:
+            # A feature has the variance 1 on average in each part; the part with more numbers would count more.
+            sizes = [spread_K.square().sum().sqrt() for spread_K in spread_F.split(list(parts))]
+            average = math.sqrt(len(spread_F) / len(parts))
+            scales = [size / average if size > 0 else torch.ones(()) for size in sizes]
+            root_F = torch.cat([scale.expand(length) for scale, length in zip(scales, parts, strict=True)])
         # Solved by the covariance, which needs no random start.
         pca = sklearn.decomposition.PCA(min(config.num_components, *plain_MF.shape), svd_solver="covariance_eigh")
         pca.fit(((plain_MF - mean_F) / root_F).numpy())
@@ -307,9 +317,10 @@ class Embedding:
     record_shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, pool: Tensor, config: EmbeddingConfig) -> Embedding:
-        """Fit the embedding to the public ``pool`` (M, ...)."""
-        components, graph = Components.of(pool, config), None
+    def of(cls, pool: Tensor, config: EmbeddingConfig, *, parts: Sequence[int] = ()) -> Embedding:
+        """Fit the embedding to the public ``pool`` (M, ...). ``parts``: the lengths of the vectors in a row, if rows
+        are vectors (:class:`Components`)."""
+        components, graph = Components.of(pool, config, parts=parts), None
         if pool.ndim == 4 and config.graph_share:
             edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS)
             graph = Graph.of(pool, Components.of(pool, edges, plain=True))

@@ -1,15 +1,23 @@
-"""A data set whose features are computed: coordinates in a public embedding, or histograms of a picture's edges."""
+"""A data set whose features are computed: coordinates in a public embedding, histograms of a picture's edges, or the
+vector of a public encoder."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fairpate import config as configuration
+from fairpate import encoders
 from fairpate.config import CODE_NAME, REMEDY, EmbeddingConfig
 from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
 from fairpate.data.embedding import Embedding
-from fairpate.data.tables import even_records
+from fairpate.data.large_arrays import Pixels, kept_pixels
+from fairpate.data.tables import HASHED, even_records
+from fairpate.files import cache_dir
 from fairpate.lazy import torch
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, oriented_gradients
 from fairpate.types import DataError, DataSettingsError
@@ -17,24 +25,58 @@ from fairpate.types import DataError, DataSettingsError
 if TYPE_CHECKING:
     from torch import Tensor
 
+CACHE_VERSION = 1  # raise it with any change that computes other vectors from the same pictures
+_PICTURES_HASHED_AT_ONCE = 1024
 _EXAMPLES = 256
 _MADE_UP, _REPLACED = 400, 4  # records without public ones, and how many each public record replaces
 FEATURES = Option(
     default="pixels",
     allowed=("pixels", "oriented_gradients"),
-    description="What a model sees: the picture, or 900 histogram values of its edges as a table.",
+    description="What a model sees: the picture; 900 histogram values of its edges as a table; or the vector of a "
+    "public network, `encoder:NAME` or `encoder:NAME+picture`.",
+    pattern=encoders.PATTERN,
 )
 
 
-def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
-    """Return records whose pictures are replaced by features: ``oriented_gradients``, or the output of the user's own
-    function, named as ``module:function``.
+def encoder_of(
+    features: object, weights: configuration.WeightsConfig | None, picture_shape: tuple[int, ...]
+) -> encoders.PublicEncoder | None:
+    """Return the description of the encoder that ``features`` name, with its file of ``weights``; None if they name
+    none. EncoderError if the file does not belong to these features."""
+    if isinstance(features, str) and encoders.is_encoder(features):
+        return encoders.described(features, weights, picture_shape)
+    if weights is not None:
+        raise encoders.EncoderError(
+            f"data.weights: read only with features of an encoder, such as options.features=encoder:resnet50, got "
+            f"features {features}; leave the file out, or name its architecture."
+        )
+    return None
+
+
+def with_features(
+    records: LoadedRecords, features: str, weights: configuration.WeightsConfig | None = None
+) -> LoadedRecords:
+    """Return records whose pictures are replaced by features: ``oriented_gradients``, the vectors of an encoder
+    (:mod:`fairpate.encoders`) with its file of ``weights``, or the output of the user's own function, named as
+    ``module:function``.
 
     The function maps one picture (channels, height, width), bytes, to a vector of finite numbers. It must not depend on
     private records. It gets one picture at a time, so that no record's features depend on another's. It runs only if
     the user allows files to name code (:mod:`fairpate.config`).
     """
     pictures = records.records.x
+    if (public := encoder_of(features, weights, tuple(pictures.shape[1:]))) is not None:
+        encoder = encoders.Encoder.of(public, None if weights is None else weights.path)
+        vectors = kept_vectors(encoder, pictures)
+        return replace(
+            records,
+            kind="tabular",
+            records=replace(records.records, x=vectors.x),
+            feature_names=encoder.names(),
+            mapped=vectors if vectors.file else None,
+            encoder=public,
+            notes=(*records.notes, public.words),
+        )
     if not CODE_NAME.fullmatch(features):
         x, names = oriented_gradients(pictures), feature_names()
     else:
@@ -58,6 +100,20 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
         x = torch.stack(rows)
         names = tuple(f"{features} {place}" for place in range(x.shape[1]))
     return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, mapped=None)
+
+
+def kept_vectors(encoder: encoders.Encoder, pictures: Tensor) -> Pixels:
+    """Return the vectors (N, F) that ``encoder`` computes from pictures (N, channels, height, width), from the cache if
+    it has them. They are computed and stored in blocks, so that they may be larger than memory."""
+    digest = hashlib.sha256(repr((CACHE_VERSION, torch.__version__, encoder.public, tuple(pictures.shape))).encode())
+    for part in torch.split(pictures, _PICTURES_HASHED_AT_ONCE):
+        digest.update(part.contiguous().numpy().data)
+    path, shape = cache_dir() / f"vectors-{digest.hexdigest()[:32]}.floats", (len(pictures), encoder.size)
+    kept = None
+    if len(pictures):
+        blocks = lambda: (block.numpy() for block in encoder.blocks(pictures))  # noqa: E731
+        kept = kept_pixels(path, shape, blocks, kind=np.dtype(np.float32))
+    return Pixels(x=encoder(pictures)) if kept is None else Pixels(x=kept, file=path)
 
 
 def feature_names() -> tuple[str, ...]:
@@ -85,12 +141,26 @@ def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) ->
                 "declared bounds or categories; name a file of public records (files.public), raise data.num_public, "
                 "or set data.embedding to null."
             )
-        embedding = Embedding.of(pool, embedding)
+        embedding = Embedding.of(pool, embedding, parts=_parts(dataset))
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
     names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
     # A copy: a view of a few records would keep all of the pool in memory.
     before = BeforeEmbedding(examples=pool[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
     return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, before_embedding=before, **splits)
+
+
+def _parts(dataset: Dataset) -> tuple[int, ...]:
+    """Return the lengths of the vectors that make up a record, if records are vectors of an encoder or contain hashed
+    text; empty for others."""
+    size = dataset.public.x.shape[-1]
+    if dataset.encoder is not None:
+        return dataset.encoder.parts(size)
+    codes = dataset.feature_codes
+    if not any(code.kind == HASHED for code in codes):
+        return ()
+    # Each column of text is a part, and so are the columns between them together.
+    runs = itertools.groupby(codes, key=lambda code: code.column if code.kind == HASHED else "")
+    return tuple(len([*run]) for _, run in runs)
 
 
 def completed_pool(dataset: Dataset) -> Tensor:
@@ -100,8 +170,8 @@ def completed_pool(dataset: Dataset) -> Tensor:
     The embedding then covers every declared column, and adapts to the public records that exist.
     """
     pool, codes = dataset.public.x, dataset.feature_codes
-    # The numbers of a vector have no declared bounds.
+    # The numbers of a vector have no declared bounds, and no declaration says what a text is.
     count = _MADE_UP - _REPLACED * len(pool)
-    if count <= 0 or not codes or any(code.kind == "element" for code in codes):
+    if count <= 0 or not codes or any(code.kind in ("element", HASHED) for code in codes):
         return pool
     return torch.cat([pool, torch.from_numpy(even_records(codes, count))])

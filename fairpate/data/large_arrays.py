@@ -45,8 +45,8 @@ FLAGS = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" else 0)  # MAP_NOR
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """The pixels of N pictures as bytes (N, channels, height, width). ``file`` is the file that they are a view of;
-    None if they are in memory."""
+    """The pixels of N pictures as bytes (N, channels, height, width), or numbers computed from them (N, F). ``file`` is
+    the file that they are a view of; None if they are in memory."""
 
     x: Tensor
     file: Path | None = None
@@ -55,21 +55,31 @@ class Pixels:
         """Return the pictures at ``index``. They are a copy in memory if they are few, or if all pictures are in memory
         already; otherwise a view of a new file, written to the folder of ``file``.
         """
-        if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
+        if self.file is None or len(index) * self.x[:1].nbytes <= COPIED_BYTES:
             return self.x[index]
         # The file's name is a hash of everything that determines its pixels: with the rows it identifies the new file.
         key = hashlib.sha256(self.file.name.encode() + index.numpy().tobytes()).hexdigest()[:32]
         path, shape = self.file.with_name(f"rows-{key}.pixels"), (len(index), *self.x.shape[1:])
-        kept = kept_pixels(path, shape, lambda: (self.x[rows].numpy() for rows in index.split(_ROWS_AT_ONCE)))
+        blocks, kind = (lambda: (self.x[rows].numpy() for rows in index.split(_ROWS_AT_ONCE))), self.x[:0].numpy().dtype
+        kept = kept_pixels(path, shape, blocks, kind=kind)
         return self.x[index] if kept is None else kept
 
 
-def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterable[PixelArray]]) -> Tensor | None:
+_BYTES = np.dtype(np.uint8)
+
+
+def kept_pixels(
+    path: Path,
+    shape: tuple[int, ...],
+    blocks: Callable[[], Iterable[npt.NDArray[Any]]],
+    *,
+    kind: np.dtype[Any] = _BYTES,
+) -> Tensor | None:
     """Return a view of the pixels in the cached file ``path``, which is written from ``blocks`` if missing or damaged.
 
-    The file consists of the pixels and the sha256 of their shape and bytes, which is checked whenever the file is
-    opened. It is written block by block, and is complete or missing afterwards. If it cannot be written, return None
-    and log the reason.
+    ``kind``: the type of the numbers in ``blocks``: bytes for pixels. The file consists of the numbers and the sha256
+    of their shape and bytes, which is checked whenever the file is opened. It is written block by block, and is
+    complete or missing afterwards. If it cannot be written, return None and log the reason.
     """
 
     def write(temporary: Path) -> None:
@@ -79,33 +89,31 @@ def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterabl
                 content = block.tobytes()
                 digest.update(content)
                 stream.write(content)
-            if stream.tell() != math.prod(shape):
-                raise ValueError(
-                    f"Expected {math.prod(shape)} bytes of pixels, got {stream.tell()}; report this as a defect."
-                )
+            if stream.tell() != (size := math.prod(shape) * kind.itemsize):
+                raise ValueError(f"Expected {size} bytes of pixels, got {stream.tell()}; report this as a defect.")
             stream.write(digest.digest())
 
     if path.is_file():
         try:
-            return map_pixels(path, shape)
+            return map_pixels(path, shape, kind=kind)
         except (OSError, ValueError) as error:
             LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, write, private=True)
         # Mapped from the written file, so that the checksum of the pixels in use was verified.
-        return map_pixels(path, shape)
+        return map_pixels(path, shape, kind=kind)
     except OSError as error:
         LOGGER.warning("%s: pictures are not cached (%s); name a folder with room in FAIRPATE_CACHE", path, error)
         return None
 
 
-def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
+def map_pixels(path: Path, shape: tuple[int, ...], *, kind: np.dtype[Any] = _BYTES) -> Tensor:
     """Return a view of the pixels in ``path``; writing to it changes this process's copy only.
 
     ValueError for a damaged file and for pictures of another shape.
     """
-    digest, size = hashlib.sha256(repr(shape).encode()), math.prod(shape)
+    digest, size = hashlib.sha256(repr(shape).encode()), math.prod(shape) * kind.itemsize
     with path.open("rb") as stream:
         # Read, not mapped: pages that are only checked do not count as this process's memory.
         for start in range(0, size, _BYTES_HASHED_AT_ONCE):
@@ -113,7 +121,7 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
         if stream.read() != digest.digest():
             raise ValueError(f"{path}: this cache of pixels is damaged or not of shape {shape}; delete the file.")
         mapping = mmap.mmap(stream.fileno(), 0, flags=FLAGS, prot=PROTECTION)
-    return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=size).reshape(shape))
+    return torch.from_numpy(np.frombuffer(mapping, dtype=kind, count=math.prod(shape)).reshape(shape))
 
 
 # Up to this size blocks stay in memory, beyond it all of them are moved to a file.

@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from PIL import Image, UnidentifiedImageError
 from pydantic import BeforeValidator, Field
 
+from fairpate import encoders
 from fairpate.config import CODE_NAME, Section, read_yaml
 from fairpate.data import dataset
 from fairpate.data.dataset import LoadedRecords, Option, Request, SourceFile, Split, keyed_uniform
@@ -104,26 +105,34 @@ def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = 
     def decoded() -> Iterator[PixelArray]:
         for name, content in zip(names, pictures.read(names), strict=True):
             try:
-                with Image.open(io.BytesIO(content)) as picture:
-                    image = picture.convert(mode)
-            # A header of billions of pixels is refused too, before memory is asked for them.
-            except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
-                why = "of no known format" if isinstance(error, UnidentifiedImageError) else error
+                yield pixels_of(content, size=size, mode=mode)
+            except ValueError as error:
                 where = f"{pictures.origin}: {name}"
                 raise DataError(
-                    f"{where}: not a readable picture ({why}); restore the file, or leave it out."
+                    f"{where}: not a readable picture ({error}); restore the file, or leave it out."
                 ) from error
-            if image.size != (size, size):
-                edge = min(image.size)
-                left, top = (image.width - edge) // 2, (image.height - edge) // 2
-                # The centre square, cropped and resized in one step, without a copy of it.
-                image = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge))
-            yield np.asarray(image, dtype=np.uint8).reshape(size, size, -1).transpose(2, 0, 1)
 
     kept = kept_pixels(path, shape, decoded) if names else None
     if kept is not None:
         return Pixels(x=kept, file=path)
     return Pixels(x=torch.from_numpy(np.array([*decoded()], dtype=np.uint8).reshape(shape)))
+
+
+def pixels_of(content: bytes, *, size: int, mode: Mode = "RGB") -> PixelArray:
+    """Return the pixels (channels, size, size) of one encoded picture, the bytes of its file: the centre square,
+    resized. ValueError, with the reason, for a picture that cannot be read."""
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            image = picture.convert(mode)
+    # A header of billions of pixels is refused too, before memory is asked for them.
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
+        raise ValueError("of no known format" if isinstance(error, UnidentifiedImageError) else str(error)) from error
+    if image.size != (size, size):
+        edge = min(image.size)
+        left, top = (image.width - edge) // 2, (image.height - edge) // 2
+        # The centre square, cropped and resized in one step, without a copy of it.
+        image = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge))
+    return np.asarray(image, dtype=np.uint8).reshape(size, size, -1).transpose(2, 0, 1)
 
 
 def _is_picture(name: str) -> bool:
@@ -143,10 +152,10 @@ class PicturesConfig(Section):
     channels: Annotated[Literal[1, 3], _Channels] = Field(3, description="3: colour; 1: grey.")
     features: str = Field(
         "pixels",
-        pattern=rf"^(pixels|oriented_gradients|{CODE_NAME.pattern})$",
-        description="Default of the option `features`: the picture, `oriented_gradients`, which are 900 histogram "
-        "values of its edges, or `module:function` of a picture to a vector, code that runs with FAIRPATE_ALLOW_CODE=1 "
-        "only.",
+        pattern=rf"^(pixels|oriented_gradients|{encoders.PATTERN}|{CODE_NAME.pattern})$",
+        description="Default of the option `features`: the picture; `oriented_gradients`, which are 900 histogram "
+        "values of its edges; `encoder:NAME`, the vector of a public network, also with `+picture`; or "
+        "`module:function` of a picture to a vector, code that runs with FAIRPATE_ALLOW_CODE=1 only.",
     )
 
 

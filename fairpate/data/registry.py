@@ -44,7 +44,7 @@ from fairpate.data.dataset import (
     find,
 )
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records, rows_of
-from fairpate.data.features import embedded, with_features
+from fairpate.data.features import embedded, encoder_of, with_features
 from fairpate.data.given import as_table
 from fairpate.data.large_arrays import Names
 from fairpate.data.overlap import doubts_of, require_apart
@@ -289,7 +289,11 @@ def dataset_of(
     for; errors as in :func:`load_data`."""
     options = entry.complete_options(config.options)
     features = options.get("features", "pixels")
-    records = loaded if features == "pixels" else with_features(loaded, features)
+    records = loaded
+    if features != "pixels":
+        records = with_features(loaded, features, config.weights)
+    elif config.weights is not None:
+        encoder_of(features, config.weights, ())  # raises: there is no encoder to read the file
     if len(records.records) == 0:
         raise DataError("No record is left after the data set's filters; check its options and the publisher's file.")
     # Names decide splits and teachers, and labels are released by name: no two records may share one.
@@ -333,6 +337,8 @@ def dataset_of(
     dataset = Dataset(
         name=entry.name,
         feature_codes=records.feature_codes,
+        encoder=records.encoder,
+        pictures=None if records.encoder is None else _first_pictures(loaded, splits["public"]),
         records_alone=names_persons and shared_unit != "person" and not splits["private"].person_id,
         parts=parts,
         keeps_names=records.keeps_names,
@@ -349,6 +355,16 @@ def dataset_of(
     require_apart(dataset)
     # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
+
+
+_PICTURES_KEPT = 16
+
+
+def _first_pictures(loaded: LoadedRecords, public: datasets.Split) -> torch.Tensor:
+    """Return the first public records as pictures, before an encoder replaced them."""
+    wanted = pa.array(list(itertools.islice(public.record_id, _PICTURES_KEPT)), pa.large_string())
+    rows = pc.index_in(wanted, value_set=Names(loaded.records.record_id).packed).to_numpy()
+    return loaded.records.x[torch.from_numpy(rows.astype(np.int64))]
 
 
 def _declared_units(config: DataConfig, entry: DatasetEntry, unit: Unit) -> int | None:

@@ -44,9 +44,21 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fairpate.config import LARGEST, Count, Fraction, Refused, Section, nearest, short_for
+from fairpate.config import (
+    CODE_NAME,
+    LARGEST,
+    REMEDY,
+    Count,
+    Fraction,
+    Refused,
+    Section,
+    may_run,
+    named_object,
+    nearest,
+    short_for,
+)
 from fairpate.lazy import arrow_dataset, torch
-from fairpate.types import DataError, FloatArray, IntArray, tell
+from fairpate.types import DataError, DataSettingsError, FloatArray, IntArray, tell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +117,18 @@ class Feature(Section):
     array: bool = Field(
         False, description="Vector: stored next to each file as NAME.npy, with one row for each row of the file."
     )
+    text: Count | None = Field(
+        None,
+        description="The column holds text: its n-grams are hashed to this many numbers, each a feature; 2048 suits "
+        "short texts.",
+    )
+    ngrams: str = Field(
+        "words",
+        pattern=rf"^(words|characters|{CODE_NAME.pattern})$",
+        description="Text: `words` (single ones and pairs), `characters` (3 to 5 within words, for typing errors and "
+        "languages that inflect), or `module:function` of a text to a vector of this length instead, code that runs "
+        "with FAIRPATE_ALLOW_CODE=1 only.",
+    )
     missing: str | None = Field(
         None,
         description="Replacement for a missing value. Number: a public constant within the bounds, flagged by a "
@@ -156,8 +180,14 @@ class Feature(Section):
         return places
 
     refused: ClassVar[Refused] = {
-        "Expected one of: bounds (a number), categories, bands (of a numeric code), vector": lambda feature: (
-            sum(map(bool, (feature.bounds, feature.categories, feature.bands, feature.vector))) != 1
+        "Expected one of: bounds (a number), categories, bands (of a numeric code), vector, text": lambda feature: (
+            sum(map(bool, (feature.bounds, feature.categories, feature.bands, feature.vector, feature.text))) != 1
+        ),
+        "Expected `ngrams` only together with `text`": lambda feature: (
+            feature.ngrams != "words" and feature.text is None
+        ),
+        "Expected no missing value of a text: an empty cell is a text without words": lambda feature: (
+            feature.text is not None and feature.may_be_missing
         ),
         "Expected `array` only together with `vector`": lambda feature: feature.array and feature.vector is None,
         "Expected no missing value of a vector; leave such rows out of the file": lambda feature: (
@@ -437,18 +467,23 @@ def _require_distinct(values: Sequence[str]) -> None:
             raise ValueError(f"Expected each value once, got {value!r} twice; leave one out")
 
 
+HASHED = "hashed"
+"""The kind of a feature that is a number of a text's vector."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeatureCode:
     """The rule by which one feature is computed from one published ``column``; fields that belong to other kinds of
     features are None.
 
-    There are six kinds, which :func:`encode` computes:
+    There are seven kinds, which :func:`encode` computes:
 
     - ``number``: (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` if the value is unknown;
     - ``missing``: 1 if v is unknown, else 0;
     - ``category``: 1 if the text is one of ``values``, else 0. A text in ``unknown`` is in no category;
     - ``other``: 1 if the text is none of ``values``, else 0;
     - ``element``: the number at ``place`` of the list;
+    - ``hashed``: the number at ``place`` of the text's vector, which ``ngrams`` determine (:func:`text_vectors`);
     - ``band``: 1 if ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open;
 
     with s(v) = v, or sign(v) ln(1 + abs(v)) for ``scale: log``. A number is unknown if its text is in ``unknown``, or
@@ -468,6 +503,7 @@ class FeatureCode:
     at_least: float | None = None
     below: float | None = None
     place: int | None = None
+    ngrams: str | None = None
 
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
@@ -488,6 +524,9 @@ def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode,
         elif feature.vector is not None:
             elements = range(feature.vector)
             codes += [code(feature=f"{column}[{place}]", kind="element", place=place) for place in elements]
+        elif feature.text is not None:
+            hashed = partial(code, kind=HASHED, ngrams=feature.ngrams)
+            codes += [hashed(feature=f"{column}[{place}]", place=place) for place in range(feature.text)]
         elif feature.bands:
             # A band ends where the next one begins; the last one is open.
             for (name, start), (_, end) in itertools.pairwise([*feature.bands.items(), ("", None)]):
@@ -1126,6 +1165,9 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
         if feature.vector is not None:
             blocks.append(_encode_vector(found, feature.vector))
             continue
+        if feature.text is not None:
+            blocks.append(text_vectors(found.text.to_pylist(), feature.text, feature.ngrams))
+            continue
         places, unmarked_N = feature.places, np.zeros(len(found.values), dtype=bool)
         if "" not in places:
             unmarked_N = _mask(pc.equal(found.text, ""))
@@ -1286,6 +1328,45 @@ def _encode_vector(found: ColumnCells, size: int) -> Floats:
     return block
 
 
+def text_vectors(texts: Sequence[str], size: int, ngrams: str) -> Floats:
+    """Return a vector (N, ``size``) for each text, which depends on this text alone.
+
+    ``ngrams``: lower-cased `words` and their pairs, or `characters` within words, are counted at the place that a hash
+    of each gives, with a sign by the same hash, and scaled to the norm 1. Nothing is fitted to texts, and a text
+    without words is a vector of zeros. Or the user's own ``module:function``, which gets one text at a time; DataError
+    if it fails.
+    """
+    if CODE_NAME.fullmatch(ngrams):
+        return _vectors_of_function(texts, size, ngrams)
+    from sklearn.feature_extraction.text import HashingVectorizer  # costs a second, and only text needs it
+
+    kinds: dict[str, Any] = {
+        "words": {"analyzer": "word", "ngram_range": (1, 2)},
+        "characters": {"analyzer": "char_wb", "ngram_range": (3, 5)},
+    }
+    hashed = HashingVectorizer(n_features=size, dtype=np.float32, **kinds[ngrams])
+    made: Floats = hashed.transform(texts).toarray()
+    return made
+
+
+def _vectors_of_function(texts: Sequence[str], size: int, place: str) -> Floats:
+    if not may_run(place):
+        raise DataSettingsError(f"ngrams: {place} is code that would run with your rights; {REMEDY}.")
+    try:
+        function = named_object(place)
+        # One at a time, so that no vector depends on other texts.
+        rows = [np.asarray(function(text), dtype=np.float32) for text in texts]
+    except Exception as error:  # the user's module may raise anything
+        raise DataError(f"ngrams: {place} failed ({type(error).__name__}: {error}); correct the function.") from error
+    if any(row.shape != (size,) or not np.isfinite(row).all() for row in rows):
+        shapes = sorted({row.shape for row in rows})[:3]
+        raise DataError(
+            f"ngrams: {place}: expected a vector of {size} finite numbers for each text, as `text` says, got shapes "
+            f"{shapes}; correct either."
+        )
+    return np.stack(rows) if rows else np.zeros((0, size), dtype=np.float32)
+
+
 def _mask(flags: pa.Array) -> Mask:
     return np.array(flags.to_numpy(zero_copy_only=False), dtype=bool)
 
@@ -1323,7 +1404,9 @@ class RecordForm:
         found = []
         for column, codes in self.columns.items():
             first, last = codes[0], codes[-1]
-            if first.kind == "number":
+            if first.kind == HASHED:
+                found.append(RecordField(name=column, is_optional=True, takes_other=True))
+            elif first.kind == "number":
                 is_optional = first.missing is not None
                 found.append(RecordField(name=column, low=first.low, high=first.high, is_optional=is_optional))
             elif first.kind == "band":
@@ -1368,6 +1451,10 @@ class RecordForm:
             if not isinstance(value, Value):
                 found = type(value).__name__
                 raise ValueError(f"{column}: expected text or a number, got {found}")  # noqa: TRY004 - one error for all
+            if first.kind == HASHED:
+                text = PublishedValues.text(value)
+                features += text_vectors([text], len(codes), first.ngrams or "words")[0].tolist()
+                continue
             if column in self._published:
                 published = self._published[column]
                 text, place = published.spelling(value), published.code(value)

@@ -9,69 +9,30 @@ Weights are torchvision's own state dicts. A weights file must be public, or at 
 process reads it from the same path; the configuration has its checksum, so that all nodes start alike.
 """
 
-import hashlib
-import importlib.util
-import io
 import math
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.config import BACKBONES, EMBEDDED_NORM, IMAGENET, ModelConfig, WeightsConfig
+from fairpate.encoders import OLD_DENSENET, WeightsError, prepare_torchvision, read_tensors
 from fairpate.oriented_gradients import NUM_VALUES, gradient_histograms
-from fairpate.types import UsageError, UserError
 
 HEAD_OF = {"resnet18": "fc", "resnet50": "fc", "densenet121": "classifier"}
 CONVOLUTIONAL = frozenset({"hog_logistic", "lenet", "tanh_cnn", "cnn", *BACKBONES})
 """Names of the architectures that read images (B, channels, height, width)."""
-_TORCH: Any = torch  # torch.library and torch.ops carry no types
 _PUBLISHED = "IMAGENET1K_V1"
 _PARAMETER_FREE = "num_batches_tracked"
-# Published DenseNet files still name `norm.1` what is `norm1` today.
-_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 _SHOWN = 3
 # The public mean and spread of ImageNet's channels, which every published file was trained with.
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MAX_NORM_GROUPS = 8
 _SMALLEST_SIDE, _SMALLEST_SIDE_OF = 8, {"hog_logistic": 3, "tanh_cnn": 16, "densenet121": 32}
-
-
-@cache
-def prepare_torchvision() -> Any:
-    """Make torchvision importable even if its compiled library is missing or unusable. The operators that its import
-    needs are then declared without an implementation."""
-    package = importlib.util.find_spec("torchvision")
-    if package is None:
-        raise UsageError(
-            f"model.name: {', '.join(BACKBONES)} need torchvision, which is not installed: "
-            "pip install 'fairpate[backbones]', or choose cnn."
-        )
-    extensions = Path(package.origin).parent.glob("_C.*") if package.origin is not None else ()
-    for extension in extensions:
-        try:
-            _TORCH.ops.load_library(str(extension))
-        except OSError:  # built against another torch
-            break
-        if hasattr(_TORCH.ops.torchvision, "nms"):
-            return None
-    # torchvision registers further kernels of these operators on import, which fails where their schemas are missing.
-    library = _TORCH.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(_TORCH.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library  # kept by the cache, since the schemas live as long as the library object
-
-
-class WeightsError(UserError, ValueError):
-    """Raised if a weights file cannot be used; the message names the field, the file and the remedy."""
 
 
 def pin_weights(config: ModelConfig) -> ModelConfig:
@@ -121,30 +82,9 @@ def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
 # The checksum is part of the key: a file with another checksum is read again.
 @lru_cache(maxsize=1)
 def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
-    try:
-        # Read once: the bytes that are checked are those that are parsed, even if somebody replaces the file meanwhile.
-        content = path.read_bytes()
-    except OSError as error:
-        what = f"unreadable ({error.strerror}); put it at this path on every node."
-        raise WeightsError(f"backbone.weights: {path}: {what}") from error
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        what = f"expected sha256 {sha256}, found {found}; restore the original file, or start a new run."
-        raise WeightsError(f"backbone.weights: {path}: {what}")
-    try:
-        if path.suffix == ".safetensors":
-            tensors: Any = safetensors.torch.load(content)
-        else:
-            # Tensors alone: any other pickle would run code by the author of the file.
-            tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch and pickle raise a dozen kinds for a damaged file
-        raise WeightsError(
-            f"backbone.weights: {path}: not a readable .pth or .safetensors file ({error}); save it again."
-        ) from error
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise WeightsError(f"backbone.weights: {path}: expected tensors by name; save `model.state_dict()` there.")
+    tensors = read_tensors(path, sha256, field="backbone.weights")
     if name == "densenet121":
-        tensors = {_OLD_DENSENET.sub(r"\1\2", key): value for key, value in tensors.items()}
+        tensors = {OLD_DENSENET.sub(r"\1\2", key): value for key, value in tensors.items()}
     fault = _mismatch(name, tensors)
     if fault is not None:
         fitting = [other for other in BACKBONES if _mismatch(other, tensors) is None]

@@ -108,6 +108,7 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
         mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
         num_training_labels=trained.num_training_labels,
         embedding=sha256_of(embedding) if embedding is not None and dataset.embedding is not None else None,
+        encoder=dataset.encoder,
     )
 
 

@@ -22,6 +22,7 @@ from fairpate.config import CODE_NAME, ConfigError, DataConfig, parse_config, re
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import DatasetEntry, sha256_of
 from fairpate.data.features import completed_pool, feature_names
+from fairpate.encoders import Encoder
 from fairpate.files import write_atomically
 from fairpate.methods.base import looks_of, method_title
 from fairpate.methods.pate import Spending
@@ -456,9 +457,12 @@ def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list
 _MOST_RECORDS = 256
 
 
-def write_portable(run: RunDirectory, student: Student, dataset: Dataset, reporter: Reporter) -> None:
+def write_portable(
+    run: RunDirectory, student: Student, dataset: Dataset, reporter: Reporter, *, encoder_file: Path | None = None
+) -> None:
     """Write the published model as an ONNX graph, ``model.onnx``, with its description ``model.json``, unless both
-    files exist and were made from ``student``.
+    files exist and were made from ``student``. ``encoder_file``: the weights of the encoder of the data set, if no
+    package carries them.
 
     If packages are missing or torch cannot export the model, a note gives the reason, and nothing is raised, because a
     run is complete without these files.
@@ -473,8 +477,11 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
     if missing := missing_packages():
         reporter.note("onnx", f"no model.onnx: {', '.join(missing)} missing; pip install 'fairpate[onnx]', run again")
         return
-    # The graph contains the embedding, so it is checked on public records as they were before that.
-    if dataset.before_embedding is not None:
+    # The graph contains encoder and embedding, so it is checked on public records as they were before these.
+    if dataset.encoder is not None and dataset.pictures is not None:
+        encoder = Encoder.of(dataset.encoder, encoder_file)
+        student, pool = replace(student, embedding=dataset.embedding, encoder=encoder), dataset.pictures
+    elif dataset.before_embedding is not None:
         student, pool = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
     else:
         pool = completed_pool(dataset)[:_MOST_RECORDS]
@@ -496,7 +503,8 @@ def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, An
     """Return a description of how a raw row of data is encoded as the input of the ONNX graph, as far as the data set
     declares the encoding; it is written to ``model.json``."""
     if len(record_shape) > 1:
-        inside = "" if dataset.embedding is None else " and places them in the public embedding"
+        inside = "" if dataset.encoder is None else f", applies the encoder {dataset.encoder.name}"
+        inside += "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}
     if not dataset.feature_codes:
         before = dataset.before_embedding

@@ -178,7 +178,9 @@ def run_method(
             write_json(opened.run.work, worked, private=True)
         assessment, student = _measured(opened, student)
         if with_graph:
-            write_portable(opened.run, student, opened.dataset, reporter)
+            weights = opened.config.data.weights
+            encoder_file = None if weights is None else weights.path
+            write_portable(opened.run, student, opened.dataset, reporter, encoder_file=encoder_file)
         _report(opened, student, assessment, labels)
     return opened.run
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fairpate import types
 from fairpate.data import REGISTRY, Dataset
 from fairpate.data.registry import compared_on
+from fairpate.encoders import PublicEncoder
 from fairpate.methods import base
 from fairpate.methods.base import Method, Trained
 from fairpate.pages import delta_caution
@@ -64,6 +65,7 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
         remarks=remarks,
         parts=parts,
         units=public_units(config, opened.dataset, trained.events),
+        encoder=opened.dataset.encoder,
     )
     write_json(run.statement, strict(statement))
 
@@ -105,6 +107,7 @@ def statement_of(
     remarks: Sequence[str] = (),
     parts: Mapping[Any, Sequence[Event]] = MappingProxyType({}),
     units: int | None = None,
+    encoder: PublicEncoder | None = None,
 ) -> PrivacyStatement:
     """Return the privacy statement of a trained model.
 
@@ -112,7 +115,8 @@ def statement_of(
     if the release was not charged. ``records_alone``: True if a person may have several records, but the unit of
     privacy is a record. ``shared``: remarks on releases from which several runs learn. ``remarks``: further remarks,
     which come last. ``parts``: the privacy events on test or validation records, which are not among the events of
-    ``trained``. ``units``: the public number of protected units, with which delta is compared.
+    ``trained``. ``units``: the public number of protected units, with which delta is compared. ``encoder``: the
+    network, trained elsewhere, that computed the features.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
@@ -160,10 +164,28 @@ def statement_of(
             *((REMARKS["records_alone"],) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((REMARKS["persons_by_name"],) if cost.unit == "person" and config.data.name not in REGISTRY else ()),
             *((REMARKS["reading_tells"],) if config.is_private and config.data.name not in REGISTRY else ()),
+            *(trained_elsewhere(config, encoder) if config.is_private else ()),
             *standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),
     )
+
+
+_DIGITS_SHOWN = 12
+
+
+def trained_elsewhere(config: Method, encoder: PublicEncoder | None) -> tuple[str, ...]:
+    """Return the remarks for a privacy statement that no epsilon covers the training records of networks that were
+    trained elsewhere: of the ``encoder`` that computed the features, and of the initial weights that ``config``
+    names."""
+    found = []
+    if encoder is not None:
+        facts = encoder.name, encoder.sha256[:_DIGITS_SHOWN], encoder.licence, encoder.trained_on
+        found.append(REMARKS["encoder"].format(*facts))
+    weights = config.backbone.weights
+    if weights is not None and config.networks and weights.sha256 is not None:
+        found.append(REMARKS["pretrained"].format(weights.sha256[:_DIGITS_SHOWN]))
+    return tuple(found)
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: types.Unit) -> tuple[str, ...]:
