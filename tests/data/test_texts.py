@@ -1,0 +1,130 @@
+"""Texts: hashed n-grams are scikit-learn's, and a vector depends on its text alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.feature_extraction.text import HashingVectorizer
+
+from fairpate import load_data
+from fairpate.config import ALLOWED, EmbeddingConfig
+from fairpate.data import DataError
+from fairpate.data.features import embedded
+from fairpate.data.tables import form_of, text_vectors
+
+WORDS = {
+    "yes": ["thank you", "works well", "very helpful", "solved at once", "friendly answer"],
+    "no": ["still broken", "no answer", "waited for weeks", "wrong part", "not solved"],
+}
+OPENINGS = ["Hello,", "To whom it may concern:", "My order", "The heating in our flat", "Router again:"]
+
+
+def complaints(count: int, seed: int) -> dict[str, list[str]]:
+    """Made-up letters to a help desk: text, whether the case was solved, and the writer's language."""
+    draws = np.random.default_rng(seed)
+    solved = [("no", "yes")[each] for each in draws.integers(0, 2, count)]
+    letters = [
+        f"{draws.choice(OPENINGS)} {draws.choice(WORDS[each])}, {draws.choice(WORDS[each])} {draws.integers(1000)}"
+        for each in solved
+    ]
+    return {
+        "letter": letters,
+        "solved": solved,
+        "language": [("en", "de")[each] for each in draws.integers(0, 2, count)],
+    }
+
+
+DECLARED: dict[str, Any] = {
+    "name": "letters",
+    "kind": "text",
+    "features": {"letter": {"text": 64}},
+    "label": {"column": "solved", "classes": ["no", "yes"]},
+    "group": {"column": "language", "values": ["en", "de"]},
+}
+
+
+def test_hashed_words_are_those_of_scikit_learn_and_depend_on_one_text_alone() -> None:
+    table = complaints(30, 1)
+    dataset = load_data(DECLARED, private=table, public=complaints(9, 2), test=complaints(5, 3))
+    expected = HashingVectorizer(n_features=64, ngram_range=(1, 2)).transform(table["letter"]).toarray()
+    rows = {tuple(row) for row in expected.astype(np.float32).tolist()}
+    assert {tuple(row) for row in dataset.private.x.tolist()} == rows
+    alone = np.concatenate([text_vectors([text], 64, "words") for text in table["letter"]])
+    assert np.array_equal(alone, text_vectors(table["letter"], 64, "words"))
+    assert np.array_equal(text_vectors([""], 64, "words"), np.zeros((1, 64), dtype=np.float32))
+    assert dataset.feature_names[:2] == ("letter[0]", "letter[1]")
+
+
+def test_characters_find_what_a_typing_error_leaves() -> None:
+    right, wrong = text_vectors(["heating", "haeting"], 1024, "characters")
+    assert right @ wrong > 0.1
+    right, wrong = text_vectors(["heating", "haeting"], 1024, "words")
+    assert right @ wrong == 0
+
+
+def test_an_embedding_of_texts_has_their_numbers_alone() -> None:
+    dataset = load_data(DECLARED, private=complaints(30, 1), public=complaints(40, 2))
+    found = embedded(dataset, EmbeddingConfig(num_components=5))
+    assert found.embedding is not None
+    assert not len(found.embedding.components.column_K)  # no thresholds, which columns of a table have
+    assert found.private.x.shape == (30, 5)
+    assert found.embedding(dataset.private.x[:1])[0].tolist() == found.private.x[0].tolist()
+
+
+def test_a_typed_text_is_encoded_as_in_a_file() -> None:
+    declared = DECLARED | {
+        "features": {"letter": {"text": 64, "ngrams": "characters"}, "language_of": {"categories": ["a", "b"]}}
+    }
+    table = complaints(12, 4) | {"language_of": ["a", "b"] * 6}
+    dataset = load_data(declared, private=table, public=table | {"letter": complaints(12, 5)["letter"]})
+    form = form_of(dataset.feature_codes)
+    assert form is not None
+    field = form.fields[0]
+    assert (field.name, field.takes_other, field.choices) == ("letter", True, ())
+    typed = [
+        form.encode({"letter": text, "language_of": of})
+        for text, of in zip(table["letter"], table["language_of"], strict=True)
+    ]
+    assert {row.tobytes() for row in typed} == {row.numpy().tobytes() for row in dataset.private.x}
+
+
+def test_a_function_of_the_user_embeds_a_text_where_code_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lengths_of_texts.py").write_text(
+        "def lengths(text):\n    return [len(text), text.count(' ')]\ndef short(text):\n    return [1.0]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    table = complaints(8, 6)
+
+    def load(function: str) -> Any:
+        features = {"letter": {"text": 2, "ngrams": f"lengths_of_texts:{function}"}}
+        return load_data(DECLARED | {"features": features}, private=table, public=complaints(8, 7))
+
+    with pytest.raises(DataError, match=f"lengths_of_texts:lengths is code .* set {ALLOWED}=1"):
+        load("lengths")
+    monkeypatch.setenv(ALLOWED, "1")
+    assert {tuple(row) for row in load("lengths").private.x.tolist()} == {
+        (len(text), text.count(" ")) for text in table["letter"]
+    }
+    with pytest.raises(DataError, match=r"expected a vector of 2 finite numbers .* got shapes \[\(1,\)\]"):
+        load("short")
+    with pytest.raises(DataError, match="AttributeError"):
+        load("missing")
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"letter": {"text": 8, "categories": ["a"]}}, "expected one of: bounds .* text"),
+        ({"letter": {"categories": ["a", "b"], "ngrams": "characters"}}, "expected `ngrams` only together with `text`"),
+        ({"letter": {"text": 8, "missing": "x"}}, "an empty cell is a text without words"),
+        ({"letter": {"categories": ["a", "b"]}}, r"expected a text with kind: text, such as `review: \{text: 2048\}`"),
+    ],
+)
+def test_a_wrong_declaration_of_a_text_names_the_field(features: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_data(DECLARED | {"features": features}, private=complaints(4, 1), public=complaints(4, 2))
