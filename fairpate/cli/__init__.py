@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from fairpate.cli import runs, services
+from fairpate.cli import cluster, runs, services
 from fairpate.cli.base import Commands, exit_with_code, options
 
 _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and verify", "Serve and keep accounts"
@@ -32,4 +32,5 @@ app.command(rich_help_panel=_OPERATE)(services.serve)
 app.command(cls=services.QueryCommand, rich_help_panel=_OPERATE)(services.query)
 app.add_typer(services.tokens_app, name="tokens", rich_help_panel=_OPERATE)
 app.add_typer(services.ledger_app, name="ledger", rich_help_panel=_OPERATE)
+app.add_typer(cluster.cluster_app, name="cluster", rich_help_panel=_OPERATE)
 main = partial(exit_with_code, app)

@@ -39,7 +39,7 @@ def resources() -> dict[str, Resource]:
     found: dict[str, Resource] = {}
     for resource in yaml.safe_load_all(TEXT):
         kind, name = resource["kind"], resource["metadata"]["name"]
-        found[f"{kind}/{name}" if kind == "PersistentVolumeClaim" else kind] = resource
+        found[f"{kind}/{name}" if kind == "PersistentVolumeClaim" else kind] = resource  # of policies the last
     return found
 
 
@@ -102,7 +102,7 @@ def test_both_clusters_scale_ask_for_tokens_and_run_this_ray(clusters: dict[str,
         assert spec["authOptions"] == {"mode": "token"}
         assert spec["enableInTreeAutoscaling"] is True
         assert spec["rayVersion"] == metadata.version("ray")
-        assert {pod["containers"][0]["image"] for _, pod in pods(spec)} == {"REGISTRY/fairpate:0.1.0"}
+        assert {pod["containers"][0]["image"] for _, pod in pods(spec)} == {"REGISTRY/fairpate@sha256:" + "0" * 64}
 
 
 def test_start_parameters_are_options_of_ray_start(clusters: dict[str, Resource]) -> None:
@@ -117,17 +117,21 @@ def test_every_mounted_volume_is_there_and_every_claim_is_made(resources: dict[s
     claims = {name.partition("/")[2] for name in resources if name.startswith("PersistentVolumeClaim/")}
     clusters = [resources["RayCluster"]["spec"], resources["RayService"]["spec"]["rayClusterConfig"]]
     for spec in clusters:
-        for _, pod in pods(spec):
-            volumes = {volume["name"]: volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]}
-            assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == volumes.keys()
-            assert set(volumes.values()) <= claims
+        autoscaler = spec["autoscalerOptions"]
+        for group, pod in pods(spec):
+            volumes = {volume["name"]: volume for volume in pod["volumes"]}
+            programs = [*pod["initContainers"], *pod["containers"]]
+            programs += [autoscaler] if group is spec["headGroupSpec"] else []
+            assert {mount["name"] for each in programs for mount in each["volumeMounts"]} == volumes.keys()
+            named = {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in volumes.values()}
+            assert named - {None} <= claims
 
 
 def test_the_service_sees_public_files_only_and_the_ledger_has_one_writer(
     resources: dict[str, Resource], clusters: dict[str, Resource]
 ) -> None:
     for _, pod in pods(clusters["service"]):
-        [mount] = pod["containers"][0]["volumeMounts"]
+        [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "storage"]
         assert (mount["subPath"], mount["readOnly"]) == ("public", True)
     [student] = [application["args"]["student"] for application in serve_config(resources)["applications"]]
     assert Path(student).parent == Path(mount["mountPath"])
@@ -229,7 +233,11 @@ def test_what_is_to_be_replaced_is_in_capitals() -> None:
         "REGISTRY",
         "SHARED_STORAGE_CLASS",
         "RAY_USAGE_STATS_ENABLED",
+        "RAY_TLS_CA_CERT",
+        "RAY_TLS_SERVER_CERT",
+        "RAY_TLS_SERVER_KEY",
+        "RAY_USE_TLS",
         "FAIRPATE_STATE",
-        "FAIRPATE_ANALYST_TOKEN",
-        "FAIRPATE_OPERATOR_TOKEN",
+        "XDG_CACHE_HOME",
+        "HTTPS",
     }

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 AWS, ON_PREMISE = ROOT / "cluster.yaml", ROOT / "deploy" / "cluster-onprem.yaml"
 LAUNCHERS = pytest.mark.parametrize("path", [AWS, ON_PREMISE], ids=lambda path: path.name)
 TOKEN = str(Path("~", ".ray", "auth_token"))
+AUTHORITY = str(Path("~", ".ray", "authority"))
 PRIVATE = (".venv", ".git", "runs", "data")
 
 
@@ -48,7 +49,22 @@ def require_tokens(config: dict[str, Any]) -> None:
     assert len(starts) >= 2
     assert all("RAY_AUTH_MODE=token ray start" in re.sub(r"(RAY_worker\w+=\S+ )", "", line) for line in starts)
     assert config["file_mounts"][TOKEN] == TOKEN
-    assert "chmod 600 ~/.ray/auth_token" in commands(config)
+    assert any(line.startswith("chmod 600 ~/.ray/auth_token") for line in commands(config))
+
+
+def require_certificates(config: dict[str, Any]) -> None:
+    """Every node signs itself a certificate before Ray starts, by which Ray, jobs and shells of users encrypt."""
+    files = {"SERVER_CERT": "node.crt", "SERVER_KEY": "node.key", "CA_CERT": "ca.crt"}
+    assert config["file_mounts"][AUTHORITY] == AUTHORITY
+    assert any("chmod -R go= ~/.ray/authority" in line for line in commands(config))
+    for name in ("head", "worker"):
+        *before, start = config[f"{name}_start_ray_commands"]
+        assert before[-1] == "fairpate cluster certificates ~/.ray/authority --node ~/.ray/certificate"
+        (shell,) = (line for line in config["setup_commands"] if ".bashrc" in line)
+        for line, home in ((start.partition("ray start")[0], "~"), (shell, "$HOME")):
+            assert " RAY_USE_TLS=1 " in f" {line}"
+            for variable, file in files.items():
+                assert f"RAY_TLS_{variable}={home}/.ray/certificate/{file}" in line
 
 
 def require_locked_install(config: dict[str, Any]) -> None:
@@ -130,6 +146,26 @@ def test_nodes_share_a_token_and_nothing_listens_without_it(path: Path) -> None:
 
 
 @LAUNCHERS
+def test_what_nodes_send_each_other_is_encrypted(path: Path) -> None:
+    config = load(path)
+    require_certificates(config)
+    starts = config["worker_start_ray_commands"]
+    for fault in (
+        {"file_mounts": {TOKEN: TOKEN}},
+        {"worker_start_ray_commands": [starts[0], starts[-1]]},
+        {"worker_start_ray_commands": [*starts[:-1], starts[-1].replace("RAY_USE_TLS=1 ", "")]},
+        {
+            "head_start_ray_commands": [
+                line.replace("node.key", "node.crt") for line in config["head_start_ray_commands"]
+            ]
+        },
+        {"setup_commands": [line.replace("RAY_USE_TLS=1", "") for line in config["setup_commands"]]},
+    ):
+        with pytest.raises((AssertionError, KeyError)):
+            require_certificates(config | fault)
+
+
+@LAUNCHERS
 def test_locked_versions_are_installed(path: Path) -> None:
     config = load(path)
     require_locked_install(prepare(config))  # as Ray completes it: what it would install by itself counts too
@@ -164,7 +200,7 @@ def test_what_is_installed_is_carried_and_nothing_private(path: Path) -> None:
     }
     packages = {"fairpate", "teachers", "aggregator", "student"}
     needed = packages | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "configs"}
-    assert set(config["file_mounts"].values()) - {TOKEN} == needed
+    assert set(config["file_mounts"].values()) - {TOKEN, AUTHORITY} == needed
     for local in needed:
         assert (ROOT / local).exists()
         assert config["file_mounts"][f"~/fairpate/{local}"] == local

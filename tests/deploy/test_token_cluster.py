@@ -20,6 +20,7 @@ import yaml
 from object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, object_store
 
 from fairpate.cli import main
+from teachers.certificates import make_authority, variables
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -83,16 +84,26 @@ def cluster_at(home: Path) -> Iterator[Cluster]:
     token.chmod(0o600)
     head_port, dashboard_port, *agent_ports = free_ports(4)
     head_line, worker_line = start_lines(head_port)
+    make_authority(home / ".ray" / "authority", days=1)
+    for line in certificate_lines():
+        subprocess.run(["bash", "-c", line], env=environment, check=True, capture_output=True)  # noqa: S603, S607
     with (
         node(f"{head_line} --temp-dir={home}/r --dashboard-port={dashboard_port}", agent_ports[0], environment),
         node(f"{worker_line} --num-cpus=1", agent_ports[1], environment),
     ):
         dashboard = f"http://127.0.0.1:{dashboard_port}"
-        reached = Cluster(
-            head=f"127.0.0.1:{head_port}", dashboard=dashboard, environment=environment | {"RAY_AUTH_MODE": "token"}
-        )
+        own = {"RAY_AUTH_MODE": "token"} | variables(home / ".ray" / "certificate")
+        reached = Cluster(head=f"127.0.0.1:{head_port}", dashboard=dashboard, environment=environment | own)
         wait_for_nodes(reached, 2)
         yield reached
+
+
+def certificate_lines() -> list[str]:
+    """How the launcher gives each node its certificate."""
+    config = yaml.safe_load((ROOT / "deploy" / "cluster-onprem.yaml").read_text(encoding="utf-8"))
+    lines = [config[f"{kind}_start_ray_commands"][-2] for kind in ("head", "worker")]
+    assert all("fairpate cluster certificates" in line for line in lines)
+    return lines
 
 
 def start_lines(port: int) -> tuple[str, str]:
@@ -172,6 +183,8 @@ def test_a_driver_without_the_token_is_told_what_to_do(
     monkeypatch.setattr(sys, "argv", ["fairpate", "run", "--out", str(tmp_path / "run")])
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", cluster.head)
+    for name, value in variables(Path(cluster.environment["HOME"]) / ".ray" / "certificate").items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
