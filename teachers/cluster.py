@@ -39,6 +39,15 @@ def cluster_address() -> str | None:
     return None if address in ("", "local") else address
 
 
+def own_address() -> str:
+    """Return the address that `ray start` takes on this machine unless it is given one, at which other nodes reach
+    it."""
+    import ray
+
+    found: str = ray.util.get_node_ip_address()
+    return found
+
+
 def require_head(address: str) -> None:
     """Raise PoolError within ten seconds unless the head of a Ray cluster answers at ``address``.
 
@@ -48,6 +57,7 @@ def require_head(address: str) -> None:
     """
     import ray
     from ray._private import services
+    from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
     from ray._raylet import InnerGcsClient
 
     remedy = "start the cluster, correct the address, or unset RAY_ADDRESS to use this machine alone"
@@ -88,7 +98,7 @@ def require_head(address: str) -> None:
         raise PoolError(
             f"{named}: {where} does not accept an encrypted connection of this process; with RAY_USE_TLS=1 the cluster "
             "is encrypted too, and RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY and RAY_TLS_CA_CERT name files of one "
-            "authority."
+            "authority (`fairpate cluster certificates`)."
         )
     other = PoolError(
         f"{named}: what answers at {where} is not the head of a Ray cluster; give the head's own port, 6379 unless it "
@@ -98,6 +108,8 @@ def require_head(address: str) -> None:
         raise other
     if "://" not in address:
         try:
+            # Without a token at hand the client would end this process.
+            ensure_token_if_auth_enabled(create_token_if_missing=False)
             client: Any = InnerGcsClient
             client.standalone(found, None, round(1000 * _HEAD_LIMIT_S / 2))
         except ray.exceptions.AuthenticationError as error:

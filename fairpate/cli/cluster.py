@@ -38,9 +38,9 @@ def certificates(
         words = f"Made the authority {made.certificate}, valid until {made.ends:%Y-%m-%d}. Keep the folder private."
         return Output(facts={"certificate": made.certificate, "ends": made.ends.isoformat()}, words=words)
     if addresses is None:
-        import ray
+        from teachers.cluster import own_address
 
-        addresses = [ray.util.get_node_ip_address()]
+        addresses = [own_address()]
     made = make_node_certificate(folder, node, addresses, days=days)
     environment = variables(node.absolute())
     return Output(

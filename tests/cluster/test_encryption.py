@@ -78,6 +78,15 @@ class Listener:
     def num_bytes(self) -> int:
         return sum(map(len, self._streams.values()))
 
+    @property
+    def in_clear(self) -> list[bytes]:
+        """The beginnings of streams that are not records of TLS (RFC 8446, 5.1), which begin by their type and 3."""
+        return [
+            bytes(each[:40])
+            for each in self._streams.values()
+            if each and not (0x14 <= each[0] <= 0x17 and each[1] == 3)
+        ]
+
 
 def listened_to(cluster: Cluster) -> tuple[Listener, dict[str, list[str]]]:
     """What was heard of a small training with its votes, and what was sent."""
@@ -112,6 +121,7 @@ def encrypted() -> Iterator[Cluster]:
 def test_with_certificates_a_listener_hears_no_record_no_weights_no_vote_and_no_token(encrypted: Cluster) -> None:
     listener, sent = listened_to(encrypted)
     assert listener.num_bytes > 200 * 4000  # the records did pass by
+    assert listener.in_clear == []
     assert {name: listener.heard(samples) for name, samples in sent.items()} == dict.fromkeys(sent, 0)
 
 
@@ -119,6 +129,7 @@ def test_without_certificates_a_listener_hears_all_of_them(cluster: Cluster) -> 
     """The same ears, the same training: what the test above does not find would be found."""
     listener, sent = listened_to(cluster)
     heard = {name: listener.heard(samples) for name, samples in sent.items()}
+    assert listener.in_clear
     assert heard["records"] > 180
     assert (heard["weights"], heard["votes"], heard["token"]) == (4, 4, 1)
 

@@ -34,7 +34,7 @@ FOREIGN = {
     "pip",
     "python3",
 }
-FOREIGN |= {"cat", "curl", "jq", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
+FOREIGN |= {"cat", "curl", "helm", "jq", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
 
 
 AT_ONCE = {"--install-completion", "--show-completion"}  # options that act where they are parsed

@@ -192,5 +192,5 @@ def test_a_driver_without_the_token_is_told_what_to_do(
         main()
     assert left.value.code == 1
     said = capsys.readouterr().err
-    assert f"error RAY_ADDRESS={cluster.head}: no cluster answers; start it, or" in said
+    assert f"error RAY_ADDRESS={cluster.head}: the cluster refuses this process's token; set RAY_AUTH_MODE=" in said
     assert "Traceback" not in said

@@ -72,6 +72,7 @@ SUCCEEDS = {
     "tokens expire": ["run", "bob", "30d"],
     "tokens rotate": ["run", "bob"],
     "tokens revoke": ["run", "bob"],
+    "cluster certificates": ["authority"],
 }
 """Arguments with which a command succeeds; None: where its success is tested needs more (a service, a sweep, a
 publisher, minutes), and is in the file of its subject."""

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import json
 import logging
 import os
 import re
@@ -23,7 +24,7 @@ from fairpate.config import RayConfig
 from teachers import cluster
 from teachers.cluster import head_watched, last_words, require_head
 from teachers.ensemble import PoolError
-from teachers.ray_pool import _session_folder, start_ray
+from teachers.ray_pool import _read_authentication_again, _session_folder, start_ray
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -112,6 +113,24 @@ def test_what_is_no_head_is_said_at_once(reply: bytes | None, words: str, monkey
 def test_an_address_where_nobody_is_and_one_that_is_none(address: str, words: str) -> None:
     with pytest.raises(PoolError, match=f"^RAY_ADDRESS={re.escape(address)}: .*{words}"):
         require_head(address)
+
+
+def test_a_process_without_a_token_that_shall_have_one_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own client would end this process."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    _read_authentication_again()
+    try:
+        settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+        with answering(settings) as address, pytest.raises(PoolError, match="refuses this process's token"):
+            require_head(address)
+    finally:
+        monkeypatch.undo()
+        _read_authentication_again()
 
 
 def test_a_server_of_the_heads_protocol_is_taken_for_one_with_and_without_tls(
@@ -321,6 +340,53 @@ def test_no_port_of_a_ray_of_this_machine_shows_its_metrics(ray_session: None) -
             except httpx.HTTPError:
                 continue
             assert "ray_" not in told
+
+
+STRANGER = """
+import json, os, socket, sys
+import ray
+from ray._raylet import InnerGcsClient
+
+if os.geteuid() == 0:
+    os.setgid(65534), os.setuid(65534)  # a user that exists on every machine
+said = {}
+for port in json.loads(sys.argv[2]):
+    for words in ("GET / HTTP/1.1", "GET /api/jobs/ HTTP/1.1", "POST /get_or_create_runtime_env HTTP/1.1"):
+        try:
+            with socket.create_connection(("127.0.0.1", port), 5) as stream:
+                stream.sendall(f"{words}\\r\\nHost: x\\r\\nContent-Length: 0\\r\\n\\r\\n".encode())
+                answer = stream.recv(12).decode(errors="replace")
+        except OSError:
+            answer = ""
+        said[f"{port} {words}"] = answer.partition(" ")[2] if answer.startswith("HTTP/") else ""
+try:
+    InnerGcsClient.standalone(sys.argv[1], None, 4000)
+    said["head"] = "joined"
+except Exception as error:
+    said["head"] = type(error).__name__
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="`ss` (iproute2) is not installed")
+def test_another_user_of_this_machine_is_answered_by_no_port_without_the_token(ray_session: None) -> None:
+    ray.get(ray.remote(lambda: None).remote())
+    rows = subprocess.run(["ss", "-H", "-ltnp"], capture_output=True, text=True, check=True).stdout.splitlines()  # noqa: S607
+    family = of_this_ray()
+    ports = [
+        int(row.split()[3].rpartition(":")[2])
+        for row in rows
+        if family & {int(pid) for pid in re.findall(r"pid=(\d+)", row)}
+    ]
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    head = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-c", STRANGER, head, json.dumps(ports)]
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, check=True)  # noqa: S603 - our own program
+    said = json.loads(done.stdout)
+    assert said.pop("head") == "AuthenticationError"
+    # gRPC's own ports hang up on HTTP/1.1; others ask for the token.
+    assert set(said.values()) <= {"", "401"}
+    assert "401" in said.values()
 
 
 @pytest.mark.parametrize(
