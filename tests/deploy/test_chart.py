@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import secrets
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +15,8 @@ import yaml
 from command_lines import CommandError, check
 from kubernetes import Resource, may_reach, pods, require_valid
 from schemas import VERSIONS
+
+from aggregator.service.auth import TokenError, read_tokens
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "deploy" / "helm"))
@@ -169,6 +173,7 @@ def test_no_container_is_root_writes_outside_its_volumes_or_has_a_token_of_kuber
             security = pod["spec"]["securityContext"]
             assert security["runAsNonRoot"] is True
             assert security["runAsUser"] == 1000
+            assert security["fsGroupChangePolicy"] == "OnRootMismatch"
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
             assert "hostNetwork" not in pod["spec"]
             volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
@@ -191,9 +196,9 @@ def test_secrets_are_files_that_no_program_of_ray_shares_with_the_authoritys_key
 ) -> None:
     for resource in itertools.chain(*rendered.values()):
         for pod in pods(resource):
-            secrets = {volume["name"] for volume in pod["spec"]["volumes"] if "secret" in volume}
+            given = {volume["name"] for volume in pod["spec"]["volumes"] if "secret" in volume}
             for container in pod["spec"]["containers"]:
-                assert not secrets & {mount["name"] for mount in container["volumeMounts"]}
+                assert not given & {mount["name"] for mount in container["volumeMounts"]}
                 assert not any("secretKeyRef" in str(variable) for variable in container.get("env", []))
         if (
             resource["kind"] == "RayCluster"
@@ -239,6 +244,33 @@ def test_a_ledger_has_one_writer(rendered: dict[str, list[Resource]]) -> None:
     }
     assert holders == {"RayCluster", "Deployment"}  # the head, and the aggregator beside it
     assert one(rendered["everything.yaml"], "PersistentVolumeClaim", "runs")["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_the_aggregator_starts_where_every_volume_is_open_to_all_users(
+    rendered: dict[str, list[Resource]], tmp_path: Path
+) -> None:
+    """Its first container is run on such folders; then tokens are read, and Ray's files find a place."""
+    pod = one(rendered["everything.yaml"], "Deployment")["spec"]["template"]["spec"]
+    places = {"/tmp": tmp_path / "t", "/secrets": tmp_path / "s", "/given": tmp_path / "given"}  # noqa: S108
+    for folder in (*places.values(), tmp_path / "given" / "tokens", tmp_path / "given" / "certificate"):
+        folder.mkdir()
+        folder.chmod(0o777)
+    for name in ("tokens/analysts", "tokens/operator", "certificate/tls.crt", "certificate/tls.key"):
+        (tmp_path / "given" / name).write_text(secrets.token_hex(32), encoding="utf-8")
+        (tmp_path / "given" / name).chmod(0o440)
+    (first,) = pod["initContainers"]
+    shell, option, script = first["command"]
+    for inside, here in places.items():
+        script = script.replace(f"{inside}/", f"{here}/").replace(f"={inside} ", f"={here} ")
+    subprocess.run([shell, option, script], check=True)  # noqa: S603 - our own script
+    with pytest.raises(TokenError):
+        read_tokens({}, analyst_file=tmp_path / "given" / "tokens" / "analysts")
+    assert not read_tokens(
+        {}, analyst_file=tmp_path / "s" / "analysts", operator_file=tmp_path / "s" / "operator"
+    ).is_empty
+    variables = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    assert (tmp_path / "t" / "ray").stat().st_mode & 0o777 == 0o700
+    assert variables["RAY_TMPDIR"] == "/tmp/ray"  # noqa: S108
 
 
 def test_jobs_and_the_service_are_commands_of_this_version(rendered: dict[str, list[Resource]]) -> None:

@@ -28,6 +28,7 @@ securityContext:
   runAsUser: 1000
   runAsGroup: 100
   fsGroup: 100 # who owns what is written
+  fsGroupChangePolicy: OnRootMismatch # else each start would open private files to the group
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
