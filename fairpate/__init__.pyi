@@ -27,6 +27,7 @@ from fairpate.run.run import run_method as run_method
 from fairpate.run.specify import Demand as Demand
 from fairpate.run.specify import specify_guarantees as specify_guarantees
 from fairpate.run.sweep import read_rows as read_rows
+from fairpate.run.tracking import log_to_mlflow as log_to_mlflow
 from fairpate.terminal import Reporter as Reporter
 
 __version__: str

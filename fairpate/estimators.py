@@ -85,6 +85,7 @@ from fairpate.run.private_metrics import WEIGHT, Assessment, assess, require_kep
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import train_model
 from fairpate.run.statement import public_units, statement_of
+from fairpate.run.tracking import log_to_mlflow
 from fairpate.terminal import Reporter, require_extra
 from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict
 from student.card import StudentFileError
@@ -1055,6 +1056,28 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         write_json(run.statement, strict(self.statement_))
         write_json(run.metrics, assessed.to_json())
         return write_card(Path(folder), **use)
+
+    def log_to_mlflow(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        uri: str | None = None,
+        *,
+        sensitive_features: Any = None,
+        experiment: str | None = None,
+        run_id: str | None = None,
+        **use: Any,
+    ) -> str:
+        """Log the model to MLflow, measured on test records: its statement, metrics, gaps, card and file. Return the id
+        of the entry.
+
+        Other arguments as in :func:`fairpate.log_to_mlflow` and :meth:`card`. Within ``with mlflow.start_run() as
+        run:`` give ``run_id=run.info.run_id``.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "run"
+            self.card(folder, X, y, sensitive_features=sensitive_features, **use)
+            return log_to_mlflow(folder, uri, experiment=experiment, run_id=run_id)
 
     def by_group(
         self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, reference: Any = None

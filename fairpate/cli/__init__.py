@@ -26,7 +26,7 @@ app.command(rich_help_panel=_BEGIN)(services.version)
 for _training in (runs.compare, runs.select, runs.specify, runs.aggregate):
     app.command(rich_help_panel=_TRAIN)(_training)
 app.add_typer(services.site_app, name="site", rich_help_panel=_TRAIN)
-for _publishing in (runs.assess, runs.report, runs.card, runs.audit, runs.bundle, runs.dossier, runs.verify):
+for _publishing in (runs.assess, runs.report, runs.card, runs.audit, runs.bundle, runs.log, runs.dossier, runs.verify):
     app.command(rich_help_panel=_PUBLISH)(_publishing)
 app.command(rich_help_panel=_OPERATE)(services.serve)
 app.command(cls=services.QueryCommand, rich_help_panel=_OPERATE)(services.query)

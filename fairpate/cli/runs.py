@@ -614,19 +614,47 @@ def audit(
     )
 
 
-def bundle(folder: base.RunFolder, out: Path | None = None) -> Output:
+def bundle(
+    folder: base.RunFolder, out: Path | None = None, hub: Path | None = None, licence: str | None = None
+) -> Output:
     """Write everything that a finished run publishes to one zip file, for others to verify.
 
-    Prints the file's path and its digest, which you may sign or publish elsewhere.
+    Prints the file's path and its digest, which you may sign or publish elsewhere. With --hub, write it to a folder
+    that a model hub's own tool can push.
 
     Args:
         out: The .zip file to write; default: bundle.zip in the run directory.
+        hub: Folder to write instead: the same files, with the card as README.md. It may be a checkout of the hub.
+        licence: Licence of the model in the README.md of --hub, as an identifier of the hub such as apache-2.0.
     """
-    from fairpate.run.bundle import write_bundle
+    from fairpate.run.bundle import write_bundle, write_hub_folder
 
+    if out is not None and hub is not None:
+        raise UsageError("--hub: --out names a zip file; leave one of the two out.")
+    if licence is not None and hub is None:
+        raise UsageError("--licence: read only together with --hub; add --hub, or leave --licence out.")
     with waiting("bundle"):
-        path, digest = write_bundle(folder, out)
+        path, digest = (
+            write_bundle(folder, out) if hub is None else write_hub_folder(folder, hub, licence=licence or "unknown")
+        )
     return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
+
+
+def log(folder: base.RunFolder, mlflow: str, experiment: str | None = None) -> Output:
+    """Log a published run where your team keeps its runs: settings, metrics, gaps, card, model and bundle.
+
+    Nothing leaves but what may be published. A token or a password is read from MLflow's own variables, such as
+    MLFLOW_TRACKING_TOKEN.
+
+    Args:
+        mlflow: Address of an MLflow server, such as http://tracker:5000, or another tracking URI.
+        experiment: Name of the experiment; default: the name of the data set.
+    """
+    from fairpate.run.tracking import log_to_mlflow
+
+    with waiting("log"):
+        entry = log_to_mlflow(folder, mlflow, experiment=experiment)
+    return Output(facts={"run_id": entry}, words=f"run {entry} of {mlflow}")
 
 
 def dossier(

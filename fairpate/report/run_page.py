@@ -24,6 +24,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import yaml
 from markupsafe import Markup, escape
 
 from fairpate import pages
@@ -633,6 +634,76 @@ class Card:
         return _stated(
             [("Intended use", use.intended), ("Out of scope", use.out_of_scope), ("Contact", use.contact)], why=""
         )
+
+
+def card_text(card: Card, *, has_graph: bool, licence: str = "unknown") -> str:
+    """Return a model card as Markdown with a YAML head, as model hubs read it from the file README.md.
+
+    ``has_graph``: the model is there as an ONNX graph too. ``licence``: the model's, as an identifier of the hub.
+    """
+    measured, privacy, said = card.evaluation, card.privacy, card.sentences
+    is_image = card.data.kind == "image"
+    task = {"type": "image-classification" if is_image else "tabular-classification"}
+    gaps = measured.gaps_of("gap") if measured.is_measured else {}
+    numbers = {"accuracy": measured.accuracy, "coverage": measured.coverage} if measured.is_measured else {}
+    numbers |= {name: gap.value for name, gap in gaps.items()}
+    results = [
+        {"type": name, "name": GAP_NAMES.get(name, name), "value": round(value, 6)}
+        for name, value in numbers.items()
+        if math.isfinite(value)
+    ]
+    head = {
+        "library_name": "fairpate",
+        "license": licence,
+        "pipeline_tag": task["type"],
+        "tags": ["differential-privacy", "fairness", card.model.method],
+        "model-index": [
+            {
+                "name": card.data.name,
+                "results": [{"task": task, "dataset": {"name": card.data.name, "type": "private"}, "metrics": results}],
+            }
+        ],
+    }
+
+    def plain(words: Any) -> str:  # names come from users, and are no markup
+        return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", re.sub(r"[\r\n\t]+", " ", str(words)))
+
+    def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+        head, *body = (f"| {' | '.join(map(plain, row))} |" for row in (columns, *rows))
+        return [head, f"|{'-|' * len(columns)}", *body, ""]
+
+    lines = [f"# {plain(card.data.name)}", "", f"**{plain(card.statement.line)}**", "", plain(privacy.meaning), ""]
+    lines += [plain(said["description"]), "", "## What is protected", ""]
+    protected = [("Protected", privacy.words["protected"] if privacy.protects else "nothing")]
+    protected += [("Neighbouring data sets", privacy.relation), ("ε", privacy.words["epsilon"])]
+    protected += [("δ", delta_text(privacy.delta)), ("Noise", privacy.words["noise"])]
+    protected += [("Touched private records", "; ".join(privacy.events))]
+    protected += [("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε")]
+    lines += table(("", ""), protected)
+    if measured.is_measured:
+        groups = [
+            (each.name, count(each.num_records), percent(each.coverage), percent(each.accuracy))
+            for each in measured.groups
+        ]
+        lines += ["## How groups are treated", "", plain(measured.words["covered"]), ""]
+        lines += table(("group", "test records", "answered", "accuracy"), groups)
+        lines += table(
+            ("gap between groups", "value", "95 % interval"),
+            [(GAP_NAMES.get(name, name), records.gap_words(gap), pages.interval(gap)) for name, gap in gaps.items()],
+        )
+    for title, points in (("May be published", said["publishable"]), ("Limits", said["limits"])):
+        lines += [f"## {title}", "", *(f"- {plain(each)}" for each in points), ""]
+    lines += ["## Use", "", *table(("", ""), card.use_rows)]
+    graph = " `model.onnx` runs without FairPATE; `model.json` says what its input is." if has_graph else ""
+    lines += [
+        "## Files",
+        "",
+        f"`student.safetensors` is the model, `card.html` this card with every number.{graph}",
+        "",
+    ]
+    lines += ["To check the guarantee, install FairPATE and verify this folder:", "", "    fairpate verify .", ""]
+    yaml_head = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+    return f"---\n{yaml_head}---\n\n" + "\n".join(lines)
 
 
 def _stated(rows: Sequence[tuple[str, str | None]], *, why: str) -> records.Rows:

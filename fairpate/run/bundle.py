@@ -24,12 +24,13 @@ knows its answer, or *open* until a file provides it. A dossier may be signed wi
 import hashlib
 import json
 import math
+import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,7 +41,7 @@ import yaml
 from fairpate.config import read_yaml, values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.fairness import rates
-from fairpate.files import PathIn, check_output, write_atomically
+from fairpate.files import PathIn, PlaceError, check_output, write_atomically
 from fairpate.pages import (
     at_most,
     counted,
@@ -71,7 +72,7 @@ from fairpate.releases.directory import (
 )
 from fairpate.report.metrics import GAPS, Evaluation, OrderResult, RejectOptionSpread, with_labels
 from fairpate.report.records import Guarantee, described_events
-from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page
+from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page, card_text
 from fairpate.run.answers import without_rule
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import Assessment, assessment_of
@@ -90,7 +91,11 @@ _OF_TABLES = ("perfect_gap", "majority_class", "majority_accuracy", "degenerate"
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 # Allowed relative difference of the recomputed from the stated epsilon, as two accountants round differently.
 TOLERANCE = 1e-3
-_NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
+CARD_TEXT = "README.md"  # the card, as model hubs show it
+_LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+_-]*"
+HUB_OWN = (".cache", ".git", ".gitattributes")
+"""What hubs and their tools keep in a folder; verification neither reads nor lists it."""
+_NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS, CARD_TEXT}
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
 # Bytes: read at once; at most of one JSON file; at most of all files, as the archive declares them.
@@ -106,9 +111,54 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     The model card is written first if it is missing or does not match the privacy statement. RunFolderError for a
     folder without a run, RunDirectoryError for a run that published nothing, PlaceError if ``out`` cannot be written.
     """
-    run = run_at(root)
     out = root / "bundle.zip" if out is None else out
     check_output(out, "--out", is_file=True, suffixes=(".zip",))
+    return _written(run_at(root), lambda parts, count: write_atomically(out, partial(_zipped, parts, count)), out)
+
+
+def write_hub_folder(root: Path, folder: Path, *, licence: str = "unknown") -> tuple[Path, str]:
+    """Write all published files of the run in the folder ``root`` to ``folder``, with the card as ``README.md`` for a
+    model hub; return the folder and the digest of its ``head.json``, as of a bundle, which it is. ``licence``: the
+    model's, as an identifier of the hub.
+
+    The folder may be a checkout of the hub, or hold an earlier bundle: its files are replaced. PlaceError if it holds
+    anything else or cannot be written; other errors as :func:`write_bundle`.
+    """
+    check_output(folder, "--hub")
+    if not re.fullmatch(_LICENCE, licence):
+        raise UsageError(
+            f"--licence: expected an identifier such as apache-2.0, got {licence!r}; give one of the hub's."
+        )
+    known = {*_NAMES, HEAD, *HUB_OWN}
+    if folder.is_dir() and (others := sorted({path.name for path in folder.iterdir()} - known)):
+        raise PlaceError(f"--hub: {folder} holds other files ({', '.join(others[:3])}); give a new or an empty folder.")
+
+    def write(parts: Mapping[str, bytes | Path], count: Callable[[int], None]) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in folder.iterdir():
+                if path.name in {*_NAMES, HEAD} - parts.keys():
+                    path.unlink()
+            # The head last: until then the folder is no bundle.
+            for name, part in parts.items():
+                content = part if isinstance(part, bytes) else part.read_bytes()
+                write_atomically(folder / name, lambda path, content=content: path.write_bytes(content))  # type: ignore[misc]
+                count(len(content))
+        except OSError as error:
+            raise PlaceError(f"--hub: {folder} cannot be written ({error.strerror}); give another place.") from error
+
+    return _written(run_at(root), write, folder, licence=licence)
+
+
+def _written(
+    run: RunDirectory,
+    write: Callable[[Mapping[str, bytes | Path], Callable[[int], None]], None],
+    out: Path,
+    *,
+    licence: str | None = None,
+) -> tuple[Path, str]:
+    """Collect what ``run`` published and let ``write`` write it, given the parts by name and a function that counts
+    bytes; return ``out`` and the digest of the head. With ``licence``, the card is a part as README.md."""
     statement = published_statement(run)
     require_card(run, statement)
     if missing := [name for name in REQUIRED if not (run.public / name).is_file()]:
@@ -120,6 +170,8 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     versions = read_json(run.environment)
     parts: dict[str, bytes | Path] = {path.name: path for path in paths if path.is_file()}
     parts[README] = Path(__file__).with_name("bundle_readme.txt").read_bytes()
+    if licence is not None:
+        parts[CARD_TEXT] = _text_of(run, licence).encode()
     parts[EVENTS] = json_bytes(events_of(statement))
     # Nothing else about the machine that ran it: a bundle is published.
     parts[VERSIONS] = json_bytes({each: versions.get(each) for each in ("fairpate", "revision", "python", "libraries")})
@@ -138,27 +190,28 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
         count(sizes[name])
     head = head_of(statement, digests)
     parts[HEAD] = json_bytes(head)
-
-    def write(path: Path) -> None:
-        # Not compressed: then the bytes do not depend on the library that packs them.
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
-            for name, part in sorted(parts.items()):
-                entry = zipfile.ZipInfo(name, _FIXED_TIME)
-                # As on Unix, on every machine: equal runs give equal bytes.
-                entry.create_system, entry.external_attr = 3, _READABLE
-                if isinstance(part, bytes):
-                    bundle.writestr(entry, part)
-                    count(len(part))
-                    continue
-                # zipfile decides on 64-bit fields by the size beforehand; without it, a part beyond 2 GiB fails.
-                entry.file_size = sizes[name]
-                with part.open("rb") as source, bundle.open(entry, "w") as target:
-                    while block := source.read(_BLOCK):
-                        target.write(block)
-                        count(len(block))
-
-    write_atomically(out, write)
+    write(parts, count)
     return out, head["digest"]
+
+
+def _zipped(parts: Mapping[str, bytes | Path], count: Callable[[int], None], path: Path) -> None:
+    """Write ``parts`` to a zip file at ``path``."""
+    # Not compressed: then the bytes do not depend on the library that packs them.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
+        for name, part in sorted(parts.items()):
+            entry = zipfile.ZipInfo(name, _FIXED_TIME)
+            # As on Unix, on every machine: equal runs give equal bytes.
+            entry.create_system, entry.external_attr = 3, _READABLE
+            if isinstance(part, bytes):
+                bundle.writestr(entry, part)
+                count(len(part))
+                continue
+            # zipfile decides on 64-bit fields by the size beforehand; without it, a part beyond 2 GiB fails.
+            entry.file_size = part.stat().st_size
+            with part.open("rb") as source, bundle.open(entry, "w") as target:
+                while block := source.read(_BLOCK):
+                    target.write(block)
+                    count(len(block))
 
 
 def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, Any]:
@@ -360,7 +413,7 @@ class _Check:
         there."""
         self.head = _json(self.bundle, HEAD)
         listed = self.head["files"]
-        present = {entry.name for entry in self.bundle.public.iterdir()} - {HEAD}
+        present = {entry.name for entry in self.bundle.public.iterdir()} - {HEAD, *HUB_OWN}
         for fault, names in {
             f"not in {HEAD}": present - set(listed),
             "no file of a bundle": (present & set(listed)) - _NAMES,
@@ -674,15 +727,34 @@ class _Check:
                 names = (theirs.keys() | CLAIM) & ours.keys()
                 wrong = [f".{name}" for name in sorted(names) if theirs.get(name) != ours[name]]
             self.differs += [f"card.json: {section}{name} is not what statement and metrics say" for name in wrong]
-        if card_page(card).encode() == self.bundle.card_page.read_bytes() and given == expected:
+        text, is_same_text = self.bundle.public / CARD_TEXT, True
+        if text.is_file():
+            written = text.read_bytes().decode()
+            # The licence is the owner's to choose; all other words follow from the card.
+            licence = re.search(rf"^license: ({_LICENCE})$", written, re.MULTILINE)
+            options = {} if licence is None else {"licence": licence[1]}
+            is_same_text = written == card_text(card, has_graph=self.bundle.graph.is_file(), **options)
+        if card_page(card).encode() == self.bundle.card_page.read_bytes() and given == expected and is_same_text:
             return "card and page say what statement, metrics and student say"
         versions = _json(self.bundle, VERSIONS)
         here = environment()
         if {name: versions.get(name) for name in ("fairpate", "revision")}.items() <= here.items():
-            self.differs.append("card: card.json or card.html is not the card of statement, metrics and student")
+            self.differs.append(
+                f"card: card.json, card.html or {CARD_TEXT} is not the card of statement, metrics and student"
+            )
         else:
-            self.not_checked.append("card.html, and the words of card.json, which another version wrote")
+            files = f"card.html{f', {CARD_TEXT}' if text.is_file() else ''}"
+            self.not_checked.append(f"{files}, and the words of card.json, which another version wrote")
         return "the numbers of card.json are those of statement, metrics and student"
+
+
+def _text_of(run: RunDirectory, licence: str) -> str:
+    """Return the card of ``run`` as Markdown, made from ``card.json`` for the words that only it has."""
+    given = read_json(run.card)
+    data = CardData(**{name: given["data"].get(name) for name in CardData.__dataclass_fields__})
+    use, model = IntendedUse(**given["use"]), given["model"]
+    card = card_of(run, method=model["method"], data=data, use=use, made_on=model.get("made_on"))
+    return card_text(card, has_graph=run.graph.is_file(), licence=licence)
 
 
 def unlike_tables(given: Mapping[str, Any]) -> list[str]:

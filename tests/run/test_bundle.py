@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from method_kinds import quick_and_slow
 from small_runs import QUIET
 
@@ -146,6 +147,49 @@ def test_equal_runs_give_equal_bytes_and_nothing_private_enters(
         assert ("labels.parquet" in names) == (name == "asked")
         assert {"embedding.safetensors", "model.onnx", "model.json"}.issubset(names) == (name == "trained")
         assert not any(str(run.root).encode() in text for text in texts)
+
+
+def test_a_folder_for_a_hub_is_a_bundle_with_the_card_as_its_readme(
+    runs: dict[str, RunDirectory], bundles: dict[str, Path], tmp_path: Path, fairpate: Any
+) -> None:
+    place = tmp_path / "hub" / "model"
+    code, said, errors = fairpate("bundle", runs["trained"].root, "--hub", place, "--licence", "apache-2.0")
+    assert code == 0, errors
+    with zipfile.ZipFile(bundles["trained"]) as bundle:
+        names = set(bundle.namelist())
+        for name in names - {HEAD}:
+            assert (place / name).read_bytes() == bundle.read(name), name
+    assert {path.name for path in place.iterdir()} == names | {"README.md"}
+    _, head, text = (place / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    values, metrics = yaml.safe_load(head), json.loads((place / "metrics.json").read_text())
+    assert values["license"] == "apache-2.0"
+    assert (values["library_name"], values["pipeline_tag"]) == ("fairpate", "tabular-classification")
+    assert {"differential-privacy", "dp_sgd"} <= set(values["tags"])
+    found = {each["type"]: each["value"] for each in values["model-index"][0]["results"][0]["metrics"]}
+    assert found["accuracy"] == pytest.approx(metrics["accuracy"], abs=1e-6)
+    assert found["dp_one_vs_rest"] == pytest.approx(metrics["gaps"]["dp_one_vs_rest"]["value"], abs=1e-6)
+    card = json.loads((place / "card.json").read_text())
+    assert card["meaning"] in text and all(limit.split("_")[0].split("#")[0][:40] in text for limit in card["limits"])
+    # What the hub and its tools keep there is theirs; everything else is checked, the words of the readme too.
+    (place / ".git").mkdir()
+    (place / ".gitattributes").write_text("*.onnx filter=lfs")
+    assert said.splitlines() == [str(place), verify_bundle(place).digest]
+    assert verify_bundle(place).holds, verify_bundle(place).differs
+    path, kept = place / "README.md", (place / "README.md").read_bytes()
+    path.write_text(path.read_text(encoding="utf-8").replace("| ε | 2.00 |", "| ε | 0.10 |"), encoding="utf-8")
+    assert path.read_bytes() != kept
+    refused(verify_bundle(place), "README.md: not the file of head.json", "README.md is not the card")
+    # Written again over a checkout, with fewer files than before; another folder of the user's is left alone.
+    (place / "audit.html").write_text("of an earlier version")
+    assert fairpate("bundle", runs["trained"].root, "--hub", place, "--licence", "apache-2.0")[0] == 0
+    assert path.read_bytes() == kept and not (place / "audit.html").exists() and (place / ".git").is_dir()
+    (place / "thesis.txt").write_text("mine")
+    code, _, errors = fairpate("bundle", runs["trained"].root, "--hub", place)
+    assert (code, "--hub: " in errors, "thesis.txt" in errors) == (2, True, True)
+    assert fairpate("bundle", runs["trained"].root, "--hub", place, "--out", "model.zip")[0] == 2
+    for wrong in (["--hub", tmp_path / "other", "--licence", "a: b"], ["--licence", "mit"]):
+        code, _, errors = fairpate("bundle", runs["trained"].root, *wrong)
+        assert (code, "--licence: " in errors) == (2, True), errors
 
 
 def test_a_card_that_is_there_is_kept_and_one_of_another_statement_is_made_again(

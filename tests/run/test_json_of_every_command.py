@@ -57,6 +57,7 @@ SUCCEEDS = {
     "data describe": ["color_digits"],
     "data declare": ["private.csv", "--public", "public.csv"],
     "data check": ["clinic.yaml"],
+    "log": None,
     "ledger verify": ["run"],
     "ledger audit": ["run"],
     "ledger backup": ["run", "another.sqlite"],
