@@ -144,4 +144,8 @@ def asked_classes():
 def test_a_method_is_asked_for_what_is_needed_and_not_for_its_class():
     found = sorted(asked_classes())
     # `aggregate` reads the file of votes that one method has; two commands on a ledger read the plan of the voters.
-    assert [place.partition(":")[0] for place in found] == ["fairpate.run.run", *["fairpate.run.serve"] * 2], found
+    assert [place.partition(":")[0] for place in found] == [
+        "fairpate.run.ledgers",
+        "fairpate.run.run",
+        "fairpate.run.serve",
+    ], found

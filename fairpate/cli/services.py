@@ -27,9 +27,10 @@ from fairpate.terminal import Output, Reporter, facts, is_for_program, listing, 
 from fairpate.types import REMARKS, UNITS, UsageError, strict
 
 if TYPE_CHECKING:
+    from fairpate.run import ledgers, tokens
     from fairpate.run import serve as serving
 else:  # imported when a command first uses it
-    serving = Later("fairpate.run.serve")
+    ledgers, tokens, serving = map(Later, ("fairpate.run.ledgers", "fairpate.run.tokens", "fairpate.run.serve"))
 
 data_app = base.Commands("List, fetch and describe data sets; declare your own records.")
 
@@ -169,7 +170,7 @@ ledger_app = base.Commands("Verify, copy and audit a run's ledger; total and lim
 def verify_ledger(path: base.RunOrLedger) -> Output:
     """Verify the hash chain of all entries of a ledger; a service may write to it meanwhile."""
     with waiting("ledger"):
-        return Output(facts=serving.verified_facts(path))
+        return Output(facts=ledgers.verified_facts(path))
 
 
 @ledger_app.command("audit")
@@ -209,7 +210,7 @@ def audit_ledger(
         raise UsageError(
             "--follow: never ends, but --json prints one document; leave out --json, as each line is JSON already."
         )
-    lines = serving.audit_lines(path, follow=follow, out=out)
+    lines = ledgers.audit_lines(path, follow=follow, out=out)
     # Both are lazy and share one iterator: only one of them is ever printed.
     return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
 
@@ -224,7 +225,7 @@ def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()
     # Before the imports, which take a second: a wrong name is refused at once.
     check_output(out, "out", is_file=True, suffixes=(".sqlite",))
     with waiting("ledger"):
-        entries = serving.back_up_run(path, out)
+        entries = ledgers.back_up_run(path, out)
     return Output(facts={"file": out, "entries": entries}, words=f"{out}: {counted(entries, 'entry', 'entries')}")
 
 
@@ -239,7 +240,7 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
     from fairpate.releases.directory import run_at
 
     with waiting("ledger"):
-        place = serving.restore(run_at(folder), copy, to=to)
+        place = ledgers.restore(run_at(folder), copy, to=to)
     return Output(facts={"run": folder, "ledger": place}, words=f"The ledger of {folder} is now {place}")
 
 
@@ -255,7 +256,7 @@ def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()
     from fairpate.releases.directory import run_at
 
     with waiting("ledger"):
-        anchor = serving.add_anchor(run_at(folder), place)
+        anchor = ledgers.add_anchor(run_at(folder), place)
     return Output(facts={"run": folder, "anchor": anchor}, words=f"The last entry of {folder} is recorded at {anchor}")
 
 
@@ -268,7 +269,7 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
     """
     check_output(out, "out", is_file=True, suffixes=(".parquet", ".json"))
     with waiting("ledger"):
-        serving.export(path, out)
+        ledgers.export(path, out)
     return Output(facts={"file": out}, words=str(out))
 
 
@@ -280,7 +281,7 @@ def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)
         last: Number of charges.
     """
     with waiting("ledger"):
-        return serving.last_charges(path, last)
+        return ledgers.last_charges(path, last)
 
 
 _DELTA = "--delta: expected 0 < delta < 1, got {}."
@@ -297,7 +298,7 @@ def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
     if not 0 < delta < 1:
         raise ConfigError(_DELTA.format(delta))
     with waiting("total"):
-        return serving.describe_totals(data=data, delta=delta)
+        return ledgers.describe_totals(data=data, delta=delta)
 
 
 @ledger_app.command("limit")
@@ -533,14 +534,14 @@ def add_token(
         expires: When the token expires: 30d, 12h, or a date; default: never.
     """
     limit = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
-    return _shown_once(name, serving.change_tokens(folder, "add", name, role=role, limit=limit, when=expires))
+    return _shown_once(name, tokens.change_tokens(folder, "add", name, role=role, limit=limit, when=expires))
 
 
 @tokens_app.command("list")
 def list_tokens(folder: base.RunFolder) -> Output:
     """Print the name, role, expiry and limits of every token, and the limits of owners whose tokens are gone."""
     with waiting("ledger"):
-        return serving.describe(folder)
+        return tokens.describe(folder)
 
 
 @tokens_app.command("limit")
@@ -549,7 +550,7 @@ def limit_name(
 ) -> Output:
     """Replace the limit of a token's owner; charges before the change count towards the new limit."""
     own = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
-    serving.change_tokens(folder, "limit", name, limit=own)
+    tokens.change_tokens(folder, "limit", name, limit=own)
     return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")
 
 
@@ -560,7 +561,7 @@ def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer
     Args:
         when: When the tokens expire: 30d, 12h, 0s, a date, or never.
     """
-    serving.change_tokens(folder, "expire", name, when=when)
+    tokens.change_tokens(folder, "expire", name, when=when)
     return Output(facts={"name": name, "ends": when}, words=f"{name}: its tokens end {when}")
 
 
@@ -571,13 +572,13 @@ def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Ou
     Args:
         keep_old: How long the old token stays valid, such as 1h or 2d; default: it ends now.
     """
-    return _shown_once(name, serving.change_tokens(folder, "rotate", name, when=keep_old))
+    return _shown_once(name, tokens.change_tokens(folder, "rotate", name, when=keep_old))
 
 
 @tokens_app.command("revoke")
 def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
     """Delete all tokens of an owner, whose charges stay in the ledger."""
-    serving.change_tokens(folder, "revoke", name)
+    tokens.change_tokens(folder, "revoke", name)
     return Output(facts={"name": name, "revoked": True}, words=f"{name}: all tokens are revoked")
 
 

@@ -49,8 +49,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-import scipy.optimize
-import scipy.sparse
+import scipy
 
 from fairpate.fairness import rates
 from fairpate.fairness.gate import filter_stream, filter_streams
@@ -72,7 +71,6 @@ _CHANCE = 2.0  # standard deviations
 _ROUNDING = 1e-9
 _LEAST_RANGE = 0.3  # of the least size: of ten, four sizes
 _SLACK = 1e-6  # records, in linear programs
-_AT_LEAST_0 = scipy.optimize.Bounds(0)
 
 OTHER_READINGS: Mapping[str, rates.Metric] = {
     "dp_pairwise": rates.dp_pairwise,
@@ -1040,7 +1038,7 @@ def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: _Hidden, l
 
     def solve(costs: FloatArray) -> None:
         nonlocal low_K, high_K
-        found = scipy.optimize.milp(costs, constraints=constraint, bounds=_AT_LEAST_0)
+        found = scipy.optimize.milp(costs, constraints=constraint, bounds=scipy.optimize.Bounds(0))
         if found.success:
             low_K, high_K = np.minimum(low_K, cells_K @ found.x), np.maximum(high_K, cells_K @ found.x)
 

@@ -13,11 +13,11 @@ from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
 from aggregator.store import LedgerError, head_path, ledger_files
 from fairpate.data import load_data
-from fairpate.methods import pate
-from fairpate.methods.pate import place_of
+from fairpate.releases import ledger as of_runs
 from fairpate.releases.directory import RunDirectory, read_labels
-from fairpate.run import serve
-from fairpate.run.serve import back_up_run, last_backup_s, restore
+from fairpate.releases.ledger import open_ledger, place_of
+from fairpate.run import ledgers
+from fairpate.run.ledgers import back_up_run, last_backup_s, restore
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -142,13 +142,13 @@ def test_a_charge_of_the_last_moment_is_seen_with_the_ledger_in_hand(copied, tmp
     folder, _ = copied
     out = tmp_path / "copy.sqlite"
     back_up_run(folder.root, out)
-    lock = serve.lock
+    lock = ledgers.lock
 
     def after_a_charge(path):
         charge(folder, "later", terms)  # by a service that ends just before
         return lock(path)
 
-    monkeypatch.setattr(serve, "lock", after_a_charge)
+    monkeypatch.setattr(ledgers, "lock", after_a_charge)
     with pytest.raises(LedgerError, match="charges would be forgotten"):
         restore(folder, out, to=None)
 
@@ -194,16 +194,16 @@ def test_a_ledger_that_got_an_anchor_while_it_was_opened_is_opened_again(
     finished, copied, tmp_path, terms, monkeypatch
 ):
     folder, config = copied
-    opened = pate.Ledger
+    opened = of_runs.Ledger
 
     def anchored_just_before(*arguments, **named):
-        serve.add_anchor(folder, str(tmp_path / "elsewhere"))
+        ledgers.add_anchor(folder, str(tmp_path / "elsewhere"))
         return opened(*arguments, **named)
 
-    monkeypatch.setattr(pate, "Ledger", anchored_just_before)
+    monkeypatch.setattr(of_runs, "Ledger", anchored_just_before)
     queries = config.plan(load_data(config.data)).queries
     with pytest.raises(LedgerError, match="while it was being opened"):
-        pate.open_ledger(folder, terms, queries, create=False, meter=None)
+        open_ledger(folder, terms, queries, create=False, meter=None)
 
 
 @pytest.mark.parametrize(

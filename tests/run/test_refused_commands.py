@@ -10,7 +10,7 @@ from test_take_over import finished as finished
 
 from aggregator.ledger import Ledger
 from aggregator.service.auth import TokenBook
-from fairpate.run.serve import back_up_run
+from fairpate.run.ledgers import back_up_run
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

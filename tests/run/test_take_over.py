@@ -12,11 +12,12 @@ from test_votes_made_elsewhere import CLASSES, table, written
 
 from aggregator.service.server import AggregatorActor, ServiceSettings
 from fairpate.http_server import HttpServer, ServiceError
-from fairpate.methods.pate import place_of
 from fairpate.releases.directory import RunDirectory
+from fairpate.releases.ledger import place_of
 from fairpate.run import serve
+from fairpate.run.ledgers import back_up_run, restore
 from fairpate.run.run import aggregate
-from fairpate.run.serve import _run_with_votes, back_up_run, open_backend, restore
+from fairpate.run.serve import _run_with_votes, open_backend
 from fairpate.terminal import Reporter
 
 pytestmark = pytest.mark.usefixtures("light_runs")
