@@ -360,7 +360,9 @@ def dataset_of(
 _PICTURES_KEPT = 16
 
 
-def _first_pictures(loaded: LoadedRecords, public: datasets.Split) -> torch.Tensor:
+def _first_pictures(
+    loaded: LoadedRecords, public: datasets.Split
+) -> "torch.Tensor":  # a name alone: torch takes seconds to import
     """Return the first public records as pictures, before an encoder replaced them."""
     wanted = pa.array(list(itertools.islice(public.record_id, _PICTURES_KEPT)), pa.large_string())
     rows = pc.index_in(wanted, value_set=Names(loaded.records.record_id).packed).to_numpy()
