@@ -56,9 +56,9 @@ def require_head(address: str) -> None:
     for the id of its cluster, which it tells those who have its token.
     """
     import ray
+    from ray import _raylet
     from ray._private import services
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
-    from ray._raylet import InnerGcsClient
 
     remedy = "start the cluster, correct the address, or unset RAY_ADDRESS to use this machine alone"
     named = f"RAY_ADDRESS={address}"
@@ -110,8 +110,8 @@ def require_head(address: str) -> None:
         try:
             # Without a token at hand the client would end this process.
             ensure_token_if_auth_enabled(create_token_if_missing=False)
-            client: Any = InnerGcsClient
-            client.standalone(found, None, round(1000 * _HEAD_LIMIT_S / 2))
+            unknown: Any = _raylet  # its types lack this class
+            unknown.InnerGcsClient.standalone(found, None, round(1000 * _HEAD_LIMIT_S / 2))
         except ray.exceptions.AuthenticationError as error:
             raise PoolError(
                 f"{named}: the cluster refuses this process's token; set RAY_AUTH_MODE=token, with the cluster's token "

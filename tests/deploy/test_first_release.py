@@ -23,7 +23,9 @@ def test_the_version_is_the_same_wherever_it_is_said() -> None:
     assert yaml.safe_load(read("CITATION.cff"))["version"] == version
     newest = re.findall(r"^## \[(\d[^]]*)\]", read("CHANGELOG.md"), re.M)[0]
     assert newest == version
-    for path in ("deploy/Dockerfile", "deploy/kuberay.yaml", "docs/cluster.md"):
+    chart = yaml.safe_load(read("deploy/helm/fairpate/Chart.yaml"))
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    for path in ("deploy/Dockerfile", "docs/cluster.md"):
         assert set(re.findall(r"REGISTRY/fairpate:([\d.]+\d)", read(path))) == {version}, path
 
 
