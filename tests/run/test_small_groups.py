@@ -14,7 +14,11 @@ import numpy as np
 import pytest
 
 from fairpate.releases.directory import read_json
+from fairpate.report.frontier import Row
+from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.run.folder import ShownRun, open_run_directory
+from fairpate.types import RunRecord, restored
+from student.server import StudentReplica
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "papers"))
 
@@ -140,6 +144,14 @@ def write_tests(table: Any, path: Path) -> None:
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
+def page_of_a_comparison(out: Path) -> str:
+    """The public page of a comparison of which the run in ``out`` is all."""
+    record = restored(RunRecord, read_json(out / "public" / "record.json"))
+    told = {name: getattr(record, name) for name in ("method", "data", "seed", "config")}
+    row = Row(digest="0", command="fairpate run", minutes=1.0, record=record, **told)
+    return frontier_report(FrontierReport(title="Comparison", rows=[row]))
+
+
 def test_test_sets_that_differ_in_hidden_cells_alone_give_the_same_files(clinic, tmp_path, fairpate):
     """Every byte under ``public/`` (pages with the data of their charts, digests too), of the bundle and of a notebook,
     and every line that a command prints."""
@@ -161,6 +173,9 @@ def test_test_sets_that_differ_in_hidden_cells_alone_give_the_same_files(clinic,
             public = [each for each in (out / "public").rglob("*") if each.is_file()]
             seen |= {str(each.relative_to(out)): each.read_bytes() for each in public}
             seen["in a notebook"] = ShownRun(root=out)._repr_html_().encode()
+            seen["page of a comparison"] = page_of_a_comparison(out).encode()
+            replica = StudentReplica(out / "public" / "student.safetensors", None)
+            seen["service of the student"] = json.dumps(replica.describe()).encode()
             (bundle,) = tmp_path.rglob("*.zip")
             with zipfile.ZipFile(bundle) as packed:
                 seen |= {f"bundle: {each}": packed.read(each) for each in packed.namelist()}
@@ -172,6 +187,7 @@ def test_test_sets_that_differ_in_hidden_cells_alone_give_the_same_files(clinic,
     assert {name for name in one if one[name] != other[name]} == set()
     assert {name for name in one if one[name] != shown[name]} >= {
         *("public/metrics.json", "public/report.html", "public/record.json", "public/card.html", "in a notebook"),
+        "page of a comparison",
         *("bundle: card.json", "bundle: metrics.json", "bundle: record.json"),
     }
 
