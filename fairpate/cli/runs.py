@@ -614,9 +614,26 @@ def audit(
     )
 
 
-def bundle(
-    folder: base.RunFolder, out: Path | None = None, hub: Path | None = None, licence: str | None = None
-) -> Output:
+def _bundle(folder: base.RunFolder, out: Path | None = None) -> Output:
+    from fairpate.run.bundle import write_bundle
+
+    with waiting("bundle"):
+        path, digest = write_bundle(folder, out)
+    return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
+
+
+def _hub(folder: base.RunFolder, hub: Path | None = None, licence: str = "unknown") -> Output:
+    from fairpate.run.bundle import write_hub_folder
+
+    # This function runs only if its option is given.
+    assert hub is not None
+    with waiting("bundle"):
+        path, digest = write_hub_folder(folder, hub, licence=licence)
+    return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
+
+
+bundle = base.in_modes(
+    "bundle",
     """Write everything that a finished run publishes to one zip file, for others to verify.
 
     Prints the file's path and its digest, which you may sign or publish elsewhere. With --hub, write it to a folder
@@ -625,19 +642,11 @@ def bundle(
     Args:
         out: The .zip file to write; default: bundle.zip in the run directory.
         hub: Folder to write instead: the same files, with the card as README.md. It may be a checkout of the hub.
-        licence: Licence of the model in the README.md of --hub, as an identifier of the hub such as apache-2.0.
-    """
-    from fairpate.run.bundle import write_bundle, write_hub_folder
-
-    if out is not None and hub is not None:
-        raise UsageError("--hub: --out names a zip file; leave one of the two out.")
-    if licence is not None and hub is None:
-        raise UsageError("--licence: read only together with --hub; add --hub, or leave --licence out.")
-    with waiting("bundle"):
-        path, digest = (
-            write_bundle(folder, out) if hub is None else write_hub_folder(folder, hub, licence=licence or "unknown")
-        )
-    return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
+        licence: Licence of the model in that README.md, as an identifier of the hub such as apache-2.0.
+    """,
+    base.Mode(function=_bundle),
+    base.Mode(function=_hub, option="hub"),
+)
 
 
 def log(folder: base.RunFolder, mlflow: str, experiment: str | None = None) -> Output:
