@@ -705,14 +705,16 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
         )
     # The reader's choice: a ring, and words on its side with more room.
     ring = {"type": "point", "shape": "circle", "fill": "transparent", "stroke": "var(--ink)", "strokeWidth": 2}
-    words = {"type": "text", "text": "your choice", "dy": -20, "fontWeight": 600, "fill": "var(--ink)", "aria": False}
+    words = {"type": "text", "text": "your choice", "fontWeight": 600, "fill": "var(--ink)", "aria": False}
     where = f"datum.x{number} > {sum(view.ends[across]) / 2:g} ? 'right' : 'left'"
+    # Towards the middle: above the highest points is the edge, and what they are compared with.
+    beside = f"datum.{_FIELDS[up]} > {sum(view.ends[up]) / 2:g} ? 26 : -20"
     picked = {
         "transform": [{"filter": "datum.i == picked"}, {"calculate": "2 * datum.z + 260", "as": "ring"}],
         "encoding": place,
         "layer": [
             {"mark": ring | {"opacity": 1, "aria": False}, "encoding": {"size": {**area, "field": "ring"}}},
-            {"mark": words | {"align": {"expr": where}}},
+            {"mark": words | {"align": {"expr": where}, "dy": {"expr": beside}}},
         ],
     }
     return _specification("points", shown, [*compared, own, picked], level=level)
