@@ -48,6 +48,25 @@ def own_address() -> str:
     return found
 
 
+def require_cluster() -> None:
+    """Raise PoolError within ten seconds if RAY_ADDRESS names a cluster whose head does not answer, unless this process
+    has joined a cluster already."""
+    if (address := cluster_address()) is not None:
+        import ray
+
+        if not ray.is_initialized():
+            require_head(address)
+
+
+def read_authentication_again() -> None:
+    """Have Ray read its settings of authentication from the environment, which it did when it was imported."""
+    from ray import _raylet
+
+    compiled: Any = _raylet
+    compiled.Config.initialize("")
+    compiled.AuthenticationTokenLoader.instance().reset_cache()
+
+
 def require_head(address: str) -> None:
     """Raise PoolError within ten seconds unless the head of a Ray cluster answers at ``address``.
 
@@ -107,6 +126,7 @@ def require_head(address: str) -> None:
     if len(answer) < _FRAME_BYTES or answer[_KIND_AT] != _SETTINGS:
         raise other
     if "://" not in address:
+        read_authentication_again()  # the environment may name another cluster than when Ray was imported
         try:
             # Without a token at hand the client would end this process.
             ensure_token_if_auth_enabled(create_token_if_missing=False)

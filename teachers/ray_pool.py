@@ -65,7 +65,7 @@ from fairpate.nn.private_fit import OsRandomness, PoissonBatches, SeededRandomne
 from fairpate.types import PACKAGES, IntArray
 from teachers import ensemble as ensembles
 from teachers import work
-from teachers.cluster import cluster_address, head_watched, last_words, require_head
+from teachers.cluster import cluster_address, head_watched, last_words, read_authentication_again, require_head
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, count_block
 
 Coordinates = npt.NDArray[np.int32]
@@ -500,7 +500,6 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     with ExitStack() as stack:
         address = cluster_address()
         if address is not None:
-            _read_authentication_again()  # the environment may name another cluster than when Ray was imported
             require_head(address)
             try:
                 with _own_sigterm():
@@ -599,7 +598,7 @@ def _private_to_this_process() -> Iterator[None]:
     clusters = ray_constants.ENABLE_RAY_CLUSTER
     os.environ.update(chosen)
     ray_constants.ENABLE_RAY_CLUSTER = False  # the variable is read when Ray is imported
-    _read_authentication_again()
+    read_authentication_again()
     try:
         yield
     finally:
@@ -608,7 +607,7 @@ def _private_to_this_process() -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-        _read_authentication_again()
+        read_authentication_again()
 
 
 @contextmanager
@@ -626,14 +625,6 @@ def _without_unused_processes() -> Iterator[None]:
     finally:
         for name, start in kept.items():
             setattr(Node, name, start)
-
-
-def _read_authentication_again() -> None:
-    from ray import _raylet
-
-    compiled: Any = _raylet
-    compiled.Config.initialize("")
-    compiled.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager

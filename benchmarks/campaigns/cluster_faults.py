@@ -98,6 +98,11 @@ class Run:
             time.sleep(0.01)
 
     @property
+    def works(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    @property
     def blocks(self) -> dict[str, tuple[int, int]]:
         """Stored blocks, and what changes when one is written again."""
         stored = (self.folder / "teachers").glob("*.safetensors")
@@ -215,6 +220,7 @@ class Tally:
 
     identical: int = 0
     refused: int = 0
+    ended: int = 0  # of --kills: by one sentence, after which the same command finished
     blocks_again: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
@@ -343,56 +349,62 @@ VICTIMS: Mapping[str, tuple[int | None, Callable[[Node], None]]] = {
 
 
 def kills(number: int, folder: Path, *, namespaces: bool, seed: int) -> dict[str, Tally]:
-    """Kill one victim after another, each at a random moment of a run of its own, and give the same command again."""
+    """Kill one victim after another at random moments of a run, and give the same command again until it finishes; then
+    the same with a new run, until ``number`` victims were killed while a run worked."""
     moments, tallies = random.Random(seed), {name: Tally() for name in VICTIMS}
-    (folder / "truth").mkdir()
     truth = undisturbed(folder / "truth") | {"charges": charges(folder / "truth")}
     with contextlib.ExitStack() as stack:
-        cluster, lasts_s = stack.enter_context(Cluster(1, namespaces=namespaces)), 0.0
-        for turn in range(-1, number):  # the first only tells how long a run lasts
-            name = [*VICTIMS][turn % len(VICTIMS)]
-            run, (place, breaks), tally = make_run(folder / str(turn), cluster), VICTIMS[name], tallies[name]
-            lines = run.lines
+        cluster = stack.enter_context(Cluster(1, namespaces=namespaces))
+        run = make_run(folder / "0", cluster)
+        run.start()
+        if run.wait() != 0:
+            raise BrokenGuaranteeError(f"a run without faults failed: {run.lines[-5:]}")
+        lasts_s, killed, hit, run_number = time.monotonic() - run.started_s, 0, list[str](), 1
+        while killed < number or hit:
+            run = make_run(folder / str(run_number), cluster)
+            before = run.blocks
+            name = [*VICTIMS][killed % len(VICTIMS)]
+            place, breaks = VICTIMS[name]
             run.start()
-            if turn < 0:
-                if run.wait() != 0:
-                    raise BrokenGuaranteeError(f"a run without faults failed: {run.lines[-5:]}")
-                lasts_s = time.monotonic() - run.started_s
-                continue
-            after_s = moments.uniform(0, lasts_s)
-            run.wait_for(lambda run, after_s=after_s: time.monotonic() > run.started_s + after_s)  # type: ignore[misc]
-            killed_s = time.monotonic()
-            try:
+            # The last run is left alone, to finish.
+            moment_s = run.started_s + (moments.uniform(0, lasts_s) if killed < number else RUN_LIMIT_S)
+            while run.works and time.monotonic() < moment_s:
+                time.sleep(0.01)
+            if run.works:
+                killed_s, killed = time.monotonic(), killed + 1
+                hit.append(name)
                 if place is None:
                     run.kill()
                 else:
                     breaks(cluster.nodes[place])
                 if place:  # its only worker: the run waits for another
                     cluster.repair()
-                status, ended_s = run.wait(), time.monotonic() - killed_s
-                if status == 0:  # the machine is less busy than it was for the first run
-                    lasts_s = min(lasts_s, time.monotonic() - run.started_s)
+                status = run.wait()
+                tallies[name].seconds.append(time.monotonic() - killed_s)
                 said = [line for line in run.lines if line.startswith("error ")]
-                if status and (len(said) != 1 or "again" not in said[0] or any("Traceback" in x for x in run.lines)):
-                    raise BrokenGuaranteeError(f"exit {status} in other words than one sentence: {run.lines[-8:]}")  # noqa: TRY301
+                print(f"{killed}: {name} at {killed_s - run.started_s:.0f} s: exit {status}, {said}", file=sys.stderr)
+                if status:
+                    tallies[name].ended += 1
+                    if len(said) != 1 or any("Traceback" in line for line in run.lines):
+                        tallies[name].broken.append(f"exit {status} in other words than one sentence: {run.lines[-8:]}")
                 if place == 0:
                     stack.close()
                     cluster = stack.enter_context(Cluster(1, namespaces=namespaces))
-                before = run.blocks
+            else:
+                status = run.wait()
                 if status:
-                    run = make_run(run.folder, cluster)
-                    run.start()
-                    run.wait()
-                    tally.refused += 1
-                tally.seconds.append(ended_s)
-                found = run.result() | {"charges": charges(run.folder)}
-                if found != truth or any(run.blocks[block] != stamp for block, stamp in before.items()):
-                    raise BrokenGuaranteeError(f"not the result of the undisturbed run: {run.lines[-5:]}")  # noqa: TRY301
-                tally.identical += 1
-                print(f"{turn}: {name} after {after_s:.0f} of {lasts_s:.0f} s: exit {status}, {said}", file=sys.stderr)
-            except (BrokenGuaranteeError, ClusterError, OSError) as error:
-                tally.broken.append(f"{error}")
-                print(f"  BROKEN: {turn}: {name} after {after_s:.0f} s: {error!r}", lines, file=sys.stderr)
+                    raise BrokenGuaranteeError(f"the command failed on a cluster that works: {run.lines[-5:]}")
+            if again := [block for block, stamp in before.items() if run.blocks.get(block) != stamp]:
+                tallies[name].broken.append(f"stored blocks were written again: {again}")
+            if status == 0:
+                same = run.result() | {"charges": charges(run.folder)} == truth
+                for each in hit:
+                    if same:
+                        tallies[each].identical += 1
+                    else:
+                        tallies[each].broken.append(f"not the result of the undisturbed run, after {hit}")
+                print(f"run {run_number}, hit {len(hit)} times: {same and 'identical'}", file=sys.stderr)
+                hit, run_number = [], run_number + 1
     return tallies
 
 
@@ -538,6 +550,11 @@ def main() -> None:
             tallies = crowd(options.workers, folder, options.times, namespaces=namespaces)
         elif options.kills:
             tallies = kills(options.kills, folder, namespaces=namespaces, seed=options.seed)
+            print("| killed | times | the run ended, in one sentence | finished identical | seconds until its end |")
+            print("|---|---:|---:|---:|---:|")
+            for name, tally in tallies.items():
+                seconds = f"{min(tally.seconds, default=0):.0f} to {max(tally.seconds, default=0):.0f}"
+                print(f"| {name} | {len(tally.seconds)} | {tally.ended} | {tally.identical} | {seconds} |")
         elif options.sizes:
             sizes(undisturbed(folder / "truth"), folder, namespaces=namespaces)
             return
@@ -547,9 +564,10 @@ def main() -> None:
                 tallies = campaign(cluster, names, options.times, truth, folder)
                 tallies["nodes join after the start"] = join_late(cluster, truth, folder)
             tallies["head lost while training"] = lose_head(options.workers, truth, folder, namespaces=namespaces)
-    print(markdown(tallies))
-    if any(tally.broken for tally in tallies.values()):
-        raise SystemExit("A guarantee was broken; see above.")
+    if not options.kills:
+        print(markdown(tallies))
+    if broken := [words for tally in tallies.values() for words in tally.broken]:
+        raise SystemExit("\n".join(["A guarantee was broken:", *broken]))
 
 
 if __name__ == "__main__":

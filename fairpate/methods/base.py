@@ -627,6 +627,12 @@ class Method(Section):
         return None
 
     @property
+    def worker_ray(self) -> configuration.RayConfig | None:
+        """The settings of the Ray workers that train or vote; None for a method that has none."""
+        found: configuration.RayConfig | None = getattr(self, "ray", None)
+        return found
+
+    @property
     def service_ray(self) -> configuration.RayConfig:
         """The resources that a service of the published model reserves by default."""
         return configuration.RayConfig()

@@ -68,6 +68,7 @@ from fairpate.run.statement import public_units, state_release, with_lost_tables
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, Relation, UserError, strict
 from student.student import Student, save_student
+from teachers.cluster import require_cluster
 from teachers.work import tallied
 
 # Makes the noisy sum over several sites from which a run draws its release.
@@ -292,6 +293,9 @@ def _opened(
         base.check_release_of(config, release_of)
         # The released arrays belong to the coordinates of the run that drew them.
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
+    workers, made = config.worker_ray, (found.votes, found.released, found.student)
+    if release_of is None and workers is not None and workers.num_actors != 0 and not any(map(Path.exists, made)):
+        require_cluster()
     with reporter.stage("data"):
         dataset = folders.load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)

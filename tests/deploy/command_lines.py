@@ -34,7 +34,7 @@ FOREIGN = {
     "pip",
     "python3",
 }
-FOREIGN |= {"cat", "curl", "helm", "jq", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
+FOREIGN |= {"scancel", "squeue", "cat", "curl", "helm", "jq", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
 
 
 AT_ONCE = {"--install-completion", "--show-completion"}  # options that act where they are parsed
@@ -111,6 +111,9 @@ def check(line: str) -> list[str]:
             path, values = _parse(_tree()[name], name, arguments)
             found.append(path)
             found += [nested for inner in _nested(path, values) for nested in check(inner)]
+        elif name == "sbatch":  # whose script is given the words of a command of ours
+            script = next(place for place, word in enumerate(arguments) if word.endswith("fairpate.sbatch"))
+            found += check(shlex.join(["fairpate", *arguments[script + 1 :]]))
         elif name not in FOREIGN:
             raise CommandError(f"{line}: nothing is known of {program}.")
     return found

@@ -38,6 +38,15 @@ def test_what_public_facts_rule_out_is_refused_before_a_folder_is_made(fairpate,
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_address_without_a_cluster_is_refused_before_data_are_read(fairpate, tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # the session's own Ray
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:1")
+    code, _, errors = fairpate("run", "--method", "fairpate")
+    assert code == 1
+    assert errors.startswith("error RAY_ADDRESS=127.0.0.2:1: nobody answers at 127.0.0.2:1 (Connection refused)")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_message_about_teachers_does_not_tell_how_many_records_there_are(fairpate):
     size = len(load_data(DataConfig()).private)
     _, _, errors = fairpate("run", "--set", "teachers.num_teachers=5000")
