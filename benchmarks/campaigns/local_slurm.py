@@ -173,8 +173,8 @@ class LocalSlurm:
                 process.kill()
                 process.wait()
         for name in self.names:
-            for process in self._processes_of(name):
-                _kill(process)
+            for left in self._processes_of(name):
+                _kill(left)
             _ip("link", "delete", f"{self._tag}{name}-br", check=False)
             _ip("netns", "delete", f"{self._tag}{name}", check=False)
         _ip("link", "delete", f"{self._tag}br", check=False)

@@ -24,6 +24,7 @@ from local_slurm import LocalSlurm, SlurmError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "fairpate.sbatch"
 JOB_LIMIT_S = 500.0
+ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
 SWEEP = """
 data: [{name: color_digits}]
 methods: [pate]
@@ -59,15 +60,17 @@ class Job:
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def wait_for(self, happened: Callable[[Job], bool]) -> None:
-        """Return when it happened. BrokenGuaranteeError after the limit."""
+        """Return when it happened. BrokenGuaranteeError after the limit, or if the job ended before."""
         while not happened(self):
+            if (state := self.known["JobState"]) not in ACTIVE:
+                raise BrokenGuaranteeError(f"{state}: {self.log[-2000:]}")
             if time.monotonic() > self.started_s + JOB_LIMIT_S:
                 raise BrokenGuaranteeError(f"{self.known['JobState']} after {JOB_LIMIT_S:g} s: {self.log[-2000:]}")
             time.sleep(0.5)
 
     def wait(self) -> None:
         """Return when it has finished its work. BrokenGuaranteeError if it ends otherwise."""
-        self.wait_for(lambda job: job.known["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "REQUEUED"))
+        self.wait_for(lambda job: job.known["JobState"] not in ACTIVE)
         if (state := self.known["JobState"]) != "COMPLETED":
             raise BrokenGuaranteeError(f"{state}: {self.log[-2000:]}")
 

@@ -629,7 +629,8 @@ class Method(Section):
     @property
     def worker_ray(self) -> configuration.RayConfig | None:
         """The settings of the Ray workers that train or vote; None for a method that has none."""
-        found: configuration.RayConfig | None = getattr(self, "ray", None)
+        # Votes that were made elsewhere need none.
+        found: configuration.RayConfig | None = None if self.brings_data else getattr(self, "ray", None)
         return found
 
     @property

@@ -293,7 +293,7 @@ def _opened(
         base.check_release_of(config, release_of)
         # The released arrays belong to the coordinates of the run that drew them.
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
-    workers, made = config.worker_ray, (found.votes, found.released, found.student)
+    workers, made = config.worker_ray, (found.votes, found.ledger, found.released, found.student)
     if release_of is None and workers is not None and workers.num_actors != 0 and not any(map(Path.exists, made)):
         require_cluster()
     with reporter.stage("data"):
