@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "fairpate.sbatch"
 
 def test_bash_reads_the_script_and_ray_knows_its_options():
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)  # noqa: S603, S607
-    options = SCRIPT.read_text(encoding="utf-8").partition("options=(")[2].partition("ray start")[0]
+    options = SCRIPT.read_text(encoding="utf-8").partition("options=(")[2].partition("    ray=")[0]
     given = set(re.findall(r"--[a-z][a-z-]+", options))
     assert {"--head", "--temp-dir", "--min-worker-port", "--num-gpus"} <= given
     assert given <= {option for parameter in start.params for option in parameter.opts}
