@@ -34,7 +34,8 @@ FOREIGN = {
     "pip",
     "python3",
 }
-FOREIGN |= {"scancel", "squeue", "cat", "curl", "helm", "jq", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
+FOREIGN |= {"cat", "curl", "helm", "jq", "promtool", "source", "sqlite3", "systemctl", "ulimit", "umask"}
+FOREIGN |= {"scancel", "squeue"}
 
 
 AT_ONCE = {"--install-completion", "--show-completion"}  # options that act where they are parsed

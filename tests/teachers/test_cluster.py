@@ -22,9 +22,9 @@ import ray
 
 from fairpate.config import RayConfig
 from teachers import cluster
-from teachers.cluster import head_watched, last_words, require_head
+from teachers.cluster import head_watched, last_words, read_authentication_again, require_head
 from teachers.ensemble import PoolError
-from teachers.ray_pool import _read_authentication_again, _session_folder, start_ray
+from teachers.ray_pool import _session_folder, start_ray
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -123,14 +123,14 @@ def test_a_process_without_a_token_that_shall_have_one_is_told_so(
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    _read_authentication_again()
+    read_authentication_again()
     try:
         settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
         with answering(settings) as address, pytest.raises(PoolError, match="refuses this process's token"):
             require_head(address)
     finally:
         monkeypatch.undo()
-        _read_authentication_again()
+        read_authentication_again()
 
 
 def test_a_server_of_the_heads_protocol_is_taken_for_one_with_and_without_tls(
