@@ -382,6 +382,7 @@ EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
     "compare-families": ("compare_families.py",),
     "ask-the-aggregator": ("ask_the_aggregator.py",),
     "three-hospitals": ("three_hospitals.py",),
+    "letters": ("letters.py",),
 }
 
 
