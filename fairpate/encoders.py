@@ -38,6 +38,7 @@ from fairpate.types import UsageError, UserError, in_blocks
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_TORCH: Any = torch  # torch.library and torch.ops carry no types
 PREFIX = "encoder:"
 PATTERN = r"encoder:[a-z][a-z0-9_]*(\+picture)?"
 """A regular expression of the features that an encoder computes."""
@@ -272,13 +273,13 @@ def prepare_torchvision() -> Any:
     extensions = Path(package.origin).parent.glob("_C.*") if package.origin is not None else ()
     for extension in extensions:
         try:
-            torch.ops.load_library(str(extension))
+            _TORCH.ops.load_library(str(extension))
         except OSError:  # built against another torch
             break
         if hasattr(torch.ops.torchvision, "nms"):
             return None
     # torchvision registers further kernels of these operators on import, which fails where their schemas are missing.
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    library: Any = _TORCH.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -346,4 +347,5 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], where: str, name: s
     fitting = {key: ours[key].float() if ours[key].is_floating_point() else ours[key] for key in expected}
     network.load_state_dict(fitting, assign=True)
     network.requires_grad_(requires_grad=False)
-    network.to(memory_format=torch.channels_last)
+    shape: Any = {"memory_format": torch.channels_last}
+    network.to(**shape)

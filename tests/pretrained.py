@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fairpate.nn.models import prepare_torchvision
+from fairpate.encoders import prepare_torchvision
 
 BACKBONES = ("resnet18", "resnet50", "densenet121")
 

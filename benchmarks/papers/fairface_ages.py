@@ -22,7 +22,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.nn.models import ImageNetScale, prepare_torchvision
+from fairpate.encoders import prepare_torchvision
+from fairpate.nn.models import ImageNetScale
 
 BATCH_SIZE, SHIFT = 256, 6
 

@@ -240,7 +240,7 @@ def findings() -> Iterator[Finding]:
     """Yield a :class:`Finding` for each version, processor, folder and optional extra of this installation."""
     import torch
 
-    from fairpate.nn.models import prepare_torchvision
+    from fairpate.encoders import prepare_torchvision
 
     found = environment()
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fairpate.nn.models import prepare_torchvision
+from fairpate.encoders import prepare_torchvision
 from fairpate.types import UsageError
 
 pytestmark = pytest.mark.xdist_group("torchvision")
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("torchvision")
 @pytest.mark.slow  # in the process of other tests tests/pretrained.py imports it in the same way
 def test_torchvision_imports_in_a_fresh_process() -> None:
     script = (
-        "from fairpate.nn.models import prepare_torchvision as prepare; prepare(); prepare();"
+        "from fairpate.encoders import prepare_torchvision as prepare; prepare(); prepare();"
         "from torchvision import transforms; from torchvision.models import resnet18; print(resnet18 is not None)"
     )
     done = subprocess.run(  # noqa: S603 (our own interpreter and script)

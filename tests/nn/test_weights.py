@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.config import ModelConfig
+from fairpate.encoders import WeightsError
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import (
     HEAD_OF,
-    WeightsError,
     build_model,
     imagenet_file,
     load_weights,
