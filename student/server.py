@@ -30,6 +30,8 @@ from student.student import load_student, with_encoder
 MAX_RECORDS_PER_REQUEST = 1024
 _IMAGE_DIMENSIONS = 3
 _MOST_DIMENSIONS = 32
+# Before they are decoded: a small file may stand for pixels that fill the memory of the service.
+_MOST_PIXELS = 2**25
 OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 """Takes the groups and labels of some predictions, in order; returns whether each may be answered."""
 
@@ -157,7 +159,8 @@ def read_features(
         if not is_image or shape[0] not in modes or shape[1] != shape[2]:
             raise FaultError(422, field, "", f"This student reads no pictures; give features of shape {shape}.")
         try:
-            return pixels_of(base64.b64decode(record.picture, validate=True), size=shape[1], mode=modes[shape[0]])
+            content = base64.b64decode(record.picture, validate=True)
+            return pixels_of(content, size=shape[1], mode=modes[shape[0]], most_pixels=_MOST_PIXELS)
         except ValueError as error:
             raise FaultError(422, field, "", f"Expected a PNG or JPEG file in base64 ({error}).") from error
     if record.columns is None and record.features is None:

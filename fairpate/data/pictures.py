@@ -118,11 +118,13 @@ def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = 
     return Pixels(x=torch.from_numpy(np.array([*decoded()], dtype=np.uint8).reshape(shape)))
 
 
-def pixels_of(content: bytes, *, size: int, mode: Mode = "RGB") -> PixelArray:
+def pixels_of(content: bytes, *, size: int, mode: Mode = "RGB", most_pixels: int | None = None) -> PixelArray:
     """Return the pixels (channels, size, size) of one encoded picture, the bytes of its file: the centre square,
-    resized. ValueError, with the reason, for a picture that cannot be read."""
+    resized. ValueError, with the reason, for a picture that cannot be read, or has more than ``most_pixels``."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
+            if most_pixels is not None and picture.width * picture.height > most_pixels:
+                raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
             image = picture.convert(mode)
     # A header of billions of pixels is refused too, before memory is asked for them.
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:

@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pretrained import SMALL, small_network, write_pictures
 
 from fairpate import load_data
@@ -107,4 +108,8 @@ def test_a_folder_of_pictures_becomes_a_served_model_and_a_graph_that_read_pictu
     assert sorted(said) == sorted(found.argmax(axis=1).tolist())
     wrong = asyncio.run(request("POST", "/v1/predictions", {"records": [{"picture": "bm8="}]}))
     assert wrong.status_code == 422
+    Image.new("L", (2**13, 2**13)).save(tmp_path / "large.png")
+    body = {"records": [{"picture": base64.b64encode((tmp_path / "large.png").read_bytes()).decode()}]}
+    large = asyncio.run(request("POST", "/v1/predictions", body))
+    assert "8192 x 8192 pixels are too many" in large.json()["errors"][0]["remedy"]
     assert "PNG or JPEG" in wrong.json()["errors"][0]["remedy"]
