@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "fairpate.sb
 JOB_LIMIT_S = 500.0
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
 SWEEP = """
-data: [{name: color_digits}]
+data_sets: {color_digits: {}}
 methods: [pate]
 seeds: [0, 1]
 settings:
