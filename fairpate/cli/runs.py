@@ -55,6 +55,7 @@ def run(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG")] = None,
     method: Annotated[str | None, base.Sets("method")] = None,
     data: Annotated[str | None, base.Sets("data.name", "data.declaration")] = None,
+    options_of_data: Annotated[base.OptionValues, base.Sets("data.options")] = None,
     epsilon: base.Epsilon = None,
     delta: base.Delta = None,
     seed: Annotated[int | None, base.Sets("seed")] = None,
@@ -109,7 +110,7 @@ def run(
         if share > 1 and not keep.endswith("%"):
             raise UsageError(f"--keep: expected a share of at most 1, got {keep}; give {keep}% or 0.3.")
         given["aggregator.keep"] = share
-    options: list[Override] = list(overrides or [])
+    options: list[Override] = [*(overrides or []), *(f"data.options.{each}" for each in options_of_data or [])]
     options += [(field, value) for field, value in given.items() if value is not None]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:

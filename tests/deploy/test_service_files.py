@@ -186,8 +186,10 @@ def test_the_pod_of_the_aggregator_is_one_and_its_probes_are_routes_of_the_servi
     (container,) = spec["template"]["spec"]["containers"]
     assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
     assert check(" ".join(container["command"])) == ["fairpate serve"]
-    names = {each["name"] for each in container["env"]}
-    assert {"FAIRPATE_ANALYST_TOKEN", "FAIRPATE_OPERATOR_TOKEN"} <= names
+    # Mounted as files: a variable would be seen by every process of the pod.
+    assert not [each["name"] for each in container["env"] if "TOKEN" in each["name"]]
+    options = {word.partition("=")[0] for word in container["command"] + container.get("args", [])}
+    assert {"--analyst-token-file", "--operator-token-file"} <= options
     with running(tmp_path / "ledger.sqlite", tokens=tokens_of_both_roles()) as url:
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             assert httpx.get(url + container[probe]["httpGet"]["path"]).status_code == 200

@@ -217,7 +217,8 @@ def test_options_that_set_fields_are_those_that_a_configuration_has():
     """Every typed option of a run, a comparison and votes made elsewhere that is a field says so."""
     told = {(words[0], option) for words, option, *_ in (each.values for each in fields_set_by_options())}
     for command, options in {
-        "run": "--method --data --epsilon --delta --seed --weights --fair-at --max-error --out --data-dir --keep",
+        "run": "--method --data --option --epsilon --delta --seed --weights --fair-at --max-error --out --data-dir "
+        "--keep",
         "compare": "--fair-at --out --data-dir",
         "select": "--data-dir",
         "aggregate": "--unit --classes --voters --features --id --group --test --label --name --epsilon --delta "
