@@ -119,6 +119,16 @@ class AnswerGuarantee:
         return tuple(lines)
 
     @property
+    def right_words(self) -> str:
+        """How many of all answers are right, and how many records are answered; empty if that is not known."""
+        if self.bound.of != "error" or math.isnan(self.accuracy.value) or math.isnan(self.coverage.value):
+            return ""
+        records = "persons" if self.unit == "person" else "records"
+        return (
+            f"{_share(self.accuracy.value)} of its answers are right, on {_share(self.coverage.value)} of the {records}"
+        )
+
+    @property
     def answered_words(self) -> str:
         """The share of each group's records that are answered, with its interval."""
         return "; ".join(f"{words} of {name}" for name, words in self.answered_by_group)

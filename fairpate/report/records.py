@@ -281,11 +281,13 @@ class Figure:
 class MeasuredClaims:
     """The claims about one model that rest on measurements. ``without_privacy`` is a baseline trained without noise,
     which must not be published. ``answers``: what is guaranteed about the errors of a model that answers only where it
-    is confident enough; None for any other model."""
+    is confident enough; None for any other model. ``before_refusals``: the measurements are of all predictions of a
+    model that refuses some, and not of its answers alone, as private metrics are."""
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
     answers: AnswerGuarantee | None = None
+    before_refusals: bool = False
 
     @property
     def no_baseline(self) -> str:
@@ -418,9 +420,14 @@ class MeasuredClaims:
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
+        mood = WORDS["moods"][fair]
+        if self.before_refusals:
+            word += ", before it refuses any"
+            details.insert(0, "Of all predictions: the gap of those that it answers is not known.")
+            mood = "doubtful" if mood == "good" else mood
         told = tuple(filter(None, details))
         value = "undefined" if fair == "unknown" else decimal(gap.value)
-        fairness = Figure(name=names[0], value=value, word=word, mood=WORDS["moods"][fair], details=told)
+        fairness = Figure(name=names[0], value=value, word=word, mood=mood, details=told)
 
         none = ("No test record is answered.",)
         accuracy = Figure(name=names[1], value="undefined", word="Undefined", mood="bad", details=none)
@@ -429,12 +436,18 @@ class MeasuredClaims:
             baseline = self.no_baseline
             if self.without_privacy is not None:
                 baseline = f"{upper(_learned_without_privacy(self.without_privacy))}."
+            answered = ""
+            if self.before_refusals:
+                answered = "Of all predictions, before it refuses any."
+                if self.answers is not None and (right := self.answers.right_words):
+                    answered += f" {upper(right)}."
             accuracy = Figure(
                 name=names[1],
                 value=percent(measured.accuracy),
                 word=upper(self.accuracy_words),
                 mood="bad" if worthless else "none",
                 details=(
+                    *filter(None, (answered,)),
                     f"On {_number(measured, measured.num_answered, 'answered ')}.",
                     *filter(None, (left_out_words(measured),)),
                     *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
@@ -470,7 +483,7 @@ class MeasuredClaims:
         gap = measured.measured(rates.DEFAULT)
         missing, hidden = listed(measured.not_measured), small_cell_words(measured)
         accuracy = "not shown" if math.isnan(measured.accuracy) and measured.not_shown else percent(measured.accuracy)
-        before = ", before it refuses any" if self.answers is not None and measured.metrics == "private" else ""
+        before = ", before it refuses any" if self.before_refusals else ""
         rows = [("accuracy", f"{accuracy} of {_number(measured, measured.num_answered)}{before}")]
         if measured.majority_class is not None:
             rows.append(("to compare", majority_words(measured)))
@@ -485,6 +498,8 @@ class MeasuredClaims:
         ]
         if self.answers is not None:
             covered = [("answers", f"{self.answers.sentence}."), ("answered", self.answers.answered_words)]
+            if self.before_refusals and (right := self.answers.right_words):
+                covered.append(("right answers", right))
         rows += [
             *covered,
             ("demographic disparity", f"{gap_words(gap)}, interval {interval_words(gap)}"),
@@ -571,8 +586,13 @@ class RunStatement(MeasuredClaims):
             return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
         # A model that refuses most may seem fair and right.
         answered = "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
-        if self.answers is not None and measured.metrics == "private":
-            answered = ", before it refuses any"
+        if self.before_refusals:
+            answers, right = self.answers, ""
+            if answers is not None:
+                if len(answers.unmet) == len(answers.group_names):
+                    return f"{begin}, but it answers nothing: a bound on its errors is guaranteed for no group."
+                right = f" {answers.right_words};" if answers.right_words else ""
+            return f"{begin};{right} before it refuses any, {self.fairness_words}, at {self.accuracy_words}."
         accuracy = f"at {self.accuracy_words}{answered}"
         if (found := least_found(measured)) is not None and found[1] < _HARDLY:
             accuracy += f", and finds “{found[0]}” in {_share_of_class(measured, found[1])}"

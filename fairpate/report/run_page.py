@@ -234,6 +234,8 @@ def _opening(
             without_privacy=without_privacy,
             for_operator=for_operator,
             answers=report.answers,
+            before_refusals=report.headline.metrics == "private"
+            and (report.reject_option, report.answers) != (None, None),
             intended_use=report.intended_use,
             audited=report.audited,
         ),
@@ -519,7 +521,13 @@ class Card:
 
     @property
     def statement(self) -> RunStatement:
-        return RunStatement(guarantee=self.privacy, measured=self.evaluation, answers=self.answers)
+        refuses = self.model.reject_option is not None or self.answers is not None
+        return RunStatement(
+            guarantee=self.privacy,
+            measured=self.evaluation,
+            answers=self.answers,
+            before_refusals=self.evaluation.metrics == "private" and refuses,
+        )
 
     @property
     def protected_records(self) -> str:

@@ -27,7 +27,7 @@ from fairpate.report.answers import AnswerGuarantee
 from fairpate.run.answers import AskedBound
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.private_metrics import WEIGHT
-from fairpate.run.publication import write_card
+from fairpate.run.publication import read_claims, write_card
 from fairpate.run.run import BoundError, run_method
 from fairpate.types import AnswerRule, ErrorBound
 from student.server import Records, StudentReplica
@@ -167,6 +167,14 @@ def test_every_page_says_what_is_guaranteed_and_of_whom(private: RunDirectory) -
         # Its accuracy is that of all predictions.
         assert "before it refuses any" in text
         assert "Answers everything" not in text
+    row, line = read_json(private.record), read_claims(private).line
+    assert f"{100 * row['accuracy']:.3g} % of its answers are right, on {100 * row['coverage']:.3g} % of" in line
+    assert "; before it refuses any, " in line
+    # No gap among its answers is known, so it is not called fair.
+    assert not line.startswith("Private and fair")
+    fairness = read_claims(private).figures[1]
+    assert fairness.mood != "good"
+    assert fairness.details[0] == "Of all predictions: the gap of those that it answers is not known."
 
 
 def test_verify_computes_the_thresholds_again(private: RunDirectory, tmp_path: Path) -> None:
@@ -224,6 +232,7 @@ def test_a_bound_that_no_group_can_have_refuses_everything_or_stops(clinic: Data
     answers = AnswerGuarantee.from_json(read_json(done.metrics)["answers"])
     assert answers.unmet == ("F", "M")
     assert answers.sentence.startswith("The model answers nothing")
+    assert "but it answers nothing" in read_claims(done).line
 
 
 def test_a_row_of_a_comparison_is_of_the_answers(private: RunDirectory, clinic: Dataset) -> None:
@@ -256,6 +265,7 @@ def test_behind_idp3_thresholds_are_by_group_and_predicted_label(clinic: Dataset
     assert row["disparity"] == orders["final_gap"]["mean"]
     verdict = verify_bundle(write_bundle(done.root, tmp_path / "bundle.zip")[0])
     assert verdict.holds, verdict.differs
+    assert "; before it refuses any, " in read_claims(done).line
     exact = run(tmp_path / "exact", replace(clinic, parts=""), idp3)
     metrics = read_json(exact.metrics)
     confident = load_student(exact.student).card.answers
