@@ -1075,6 +1075,7 @@ def _drafted(file: Path, public: Path | None, test: Path | None, folder: Path, *
     names = (file.name.partition(".")[0], file.absolute().parent.name, "my_data")
     own, *_ = plain = [re.sub("[^a-z0-9]+", "_", each.lower()).strip("_") for each in names]
     name = next(each for each in plain if each and each not in _NAMES_OF_PARTS)
+    name = f"my_{name}" if name in REGISTRY else name
     is_table = "levels" not in facts
     words = jinja2.Environment(  # noqa: S701 - YAML, not HTML
         line_statement_prefix="%", keep_trailing_newline=True, undefined=jinja2.StrictUndefined

@@ -204,7 +204,12 @@ def test_folders_of_pictures_are_drafted(tmp_path, fairpate):
 
 @pytest.mark.parametrize(
     ("private", "name", "asks"),
-    [("private.csv", "clinic", True), ("training/private.csv", "my_data", True), ("wards.csv", "wards", False)],
+    [
+        ("private.csv", "clinic", True),
+        ("training/private.csv", "my_data", True),
+        ("wards.csv", "wards", False),
+        ("bank.csv", "my_bank", True),  # `bank` is a data set that everybody knows
+    ],
 )
 def test_a_file_or_folder_called_after_its_part_does_not_name_the_data_set(fairpate, tmp_path, private, name, asks):
     """The odometer adds up by this name: two data sets called "private" would be one."""
