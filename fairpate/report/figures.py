@@ -451,9 +451,14 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return ``rows`` as compact JSON values: a list of column names, and for each row a list of its values."""
-    # Repeated names would be most of a page's data.
+    # Repeated names would be most of a page's data, and true, false and 1.0 a good part of the rest.
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
+    return {"names": names, "rows": [[_short(row.get(name)) for name in names] for row in rows]}
+
+
+def _short(value: Any) -> Any:
+    is_whole = isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole or isinstance(value, bool) else value
 
 
 def up_to_five(gap: float) -> float:
