@@ -59,7 +59,8 @@ class Copy:
 
     def run(self, *command: str) -> tuple[int, str]:
         """Return the exit code and the output of a Python module or script."""
-        there = os.environ | {
+        # Not as a worker of this session: its tests would find the shared runs of an earlier one.
+        there = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"} | {
             "PYTHONPATH": str(self.root),
             "FAIRPATE_STATE": str(self.root / "state"),
             "COLUMNS": "300",
