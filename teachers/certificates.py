@@ -2,7 +2,7 @@
 
 Ray asks for them by four environment variables (:func:`variables`). A node that is connected to must show a certificate
 for the very address that was dialled, and a node, driver or job that connects must show one too: both are accepted only
-if the cluster's *authority* signed them. An authority is a key that stays with whoever runs the cluster, and a
+if the cluster's *authority* signed them. An authority is a key that stays with the operator of the cluster, and a
 certificate of its own, which every node has. Addresses are mostly known on a node alone, so that each node signs for
 itself when it starts, with the authority's key; who has this key, or a node's, can take part in the cluster, as far as
 Ray's token allows.

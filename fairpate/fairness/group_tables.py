@@ -6,7 +6,7 @@ of equal width, and the error is the mean over records of how far the mean score
 hits in it. With two classes the score is that of the second class and a hit is a record of this class; with more, the
 score is that of the predicted class and a hit is a right prediction.
 
-The tables are exact. No guarantee covers them, and no small cell is hidden: they are for whoever owns the records.
+The tables are exact. No guarantee covers them, and no small cell is hidden: they are for the owner of the records.
 
 Shapes: N records, C classes.
 """

@@ -281,13 +281,18 @@ class Figure:
 class MeasuredClaims:
     """The claims about one model that rest on measurements. ``without_privacy`` is a baseline trained without noise,
     which must not be published. ``answers``: what is guaranteed about the errors of a model that answers only where it
-    is confident enough; None for any other model. ``before_refusals``: the measurements are of all predictions of a
-    model that refuses some, and not of its answers alone, as private metrics are."""
+    is confident enough; None for any other model. ``has_reject_option``: the model may also refuse by IDP3."""
 
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
     answers: AnswerGuarantee | None = None
-    before_refusals: bool = False
+    has_reject_option: bool = False
+
+    @property
+    def before_refusals(self) -> bool:
+        """True if the measurements are of all predictions of a model that refuses some, as private metrics are, and not
+        of its answers alone."""
+        return self.measured.metrics == "private" and (self.has_reject_option or self.answers is not None)
 
     @property
     def no_baseline(self) -> str:

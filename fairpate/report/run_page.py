@@ -234,8 +234,7 @@ def _opening(
             without_privacy=without_privacy,
             for_operator=for_operator,
             answers=report.answers,
-            before_refusals=report.headline.metrics == "private"
-            and (report.reject_option, report.answers) != (None, None),
+            has_reject_option=report.reject_option is not None,
             intended_use=report.intended_use,
             audited=report.audited,
         ),
@@ -521,12 +520,11 @@ class Card:
 
     @property
     def statement(self) -> RunStatement:
-        refuses = self.model.reject_option is not None or self.answers is not None
         return RunStatement(
             guarantee=self.privacy,
             measured=self.evaluation,
             answers=self.answers,
-            before_refusals=self.evaluation.metrics == "private" and refuses,
+            has_reject_option=self.model.reject_option is not None,
         )
 
     @property

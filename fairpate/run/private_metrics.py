@@ -63,6 +63,7 @@ from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpre
 from fairpate.run.answers import AskedBound, without_rule
 from fairpate.run.opened import OpenRun
 from fairpate.types import (
+    AnswerRule,
     ErrorBound,
     FairRule,
     FloatArray,
@@ -433,11 +434,13 @@ def assessment_of(
         event = released.events[-1]
         assert isinstance(event, PredictionTables)
         counts_SK2, sizes_BGYC = (released.arrays[name] / event.weight for name in ("weights_SK2", "weights_BGYC"))
-        asked, sizes_GYC = AskedBound.read(released.arrays, card, bound), sizes_BGYC.sum(axis=0)
+        rule, answered_S = AskedBound.read(released.arrays, card, bound).rule(
+            counts_SK2, sizes_BGYC.sum(axis=0), noise_stddev=event.noise_stddev_records
+        )
         answers = guarantee_of(
-            asked,
+            rule,
             counts_SK2,
-            sizes_GYC,
+            answered_S,
             noise_stddev=event.noise_stddev_records,
             group_names=card.group_names,
             class_names=card.label_names,
@@ -446,7 +449,6 @@ def assessment_of(
         )
         if card.idp3 is not None:
             # Strata are groups with a predicted label; those that are refused for their confidence come first.
-            _, answered_S = asked.rule(counts_SK2, sizes_GYC, noise_stddev=event.noise_stddev_records)
             is_offered_SK = np.arange(counts_SK2.shape[1]) < answered_S[:, None]
             outcomes_OSR = [np.einsum("sk,skr->sr", kept_SK, counts_SK2) for kept_SK in (~is_offered_SK, is_offered_SK)]
             tables_OGYC = np.zeros((2, num_groups, num_classes, num_classes))
@@ -479,9 +481,9 @@ def assessment_of(
 
 
 def guarantee_of(
-    asked: AskedBound,
+    rule: AnswerRule,
     counts_SK2: FloatArray,
-    sizes_GYC: FloatArray,
+    answered_S: IntArray,
     *,
     noise_stddev: float,
     group_names: Sequence[str],
@@ -489,12 +491,11 @@ def guarantee_of(
     unit: Unit,
     kind: MetricsKind,
 ) -> AnswerGuarantee:
-    """Return the thresholds that keep the bound ``asked`` for, and the share of each group that is answered.
+    """Return what the thresholds of ``rule`` guarantee, with the share of each group that is answered.
 
     ``counts_SK2``: right and wrong records by stratum and bin, with noise of standard deviation ``noise_stddev``;
-    ``sizes_GYC``: as in :meth:`AskedBound.rule`.
+    ``answered_S``: how many bins of each stratum the rule answers (:meth:`AskedBound.rule`).
     """
-    rule, answered_S = asked.rule(counts_SK2, sizes_GYC, noise_stddev=noise_stddev)
     is_answered_SK1 = (np.arange(counts_SK2.shape[1]) < answered_S[:, None])[..., None]
 
     def shares_of(count: Callable[[FloatArray], tuple[FloatArray, FloatArray]], parts: int) -> _Shares:
@@ -537,10 +538,12 @@ def exact_guarantee(bound: ErrorBound, student: Student, dataset: Dataset, confi
     sizes_GYC = np.zeros((dataset.num_groups, dataset.num_classes, dataset.num_classes))
     test = dataset.test
     np.add.at(sizes_GYC, (test.z.numpy(), test.y.numpy(), labels_N), 1 / records_of_unit(test))
+    counts_SK2 = asked.table(test, labels_N, chances_NC).astype(np.float64)
+    rule, answered_S = asked.rule(counts_SK2, sizes_GYC, noise_stddev=0.0)
     return guarantee_of(
-        asked,
-        asked.table(test, labels_N, chances_NC).astype(np.float64),
-        sizes_GYC,
+        rule,
+        counts_SK2,
+        answered_S,
         noise_stddev=0.0,
         group_names=dataset.group_names,
         class_names=dataset.label_names,

@@ -79,15 +79,13 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
-    measured, answers = read_evaluation(run), read_answers(run)
-    refuses = answers is not None or "orders" in read_json(run.metrics)
     return RunStatement(
         guarantee=Guarantee.of(read_statement(run)),
-        measured=measured,
+        measured=read_evaluation(run),
         without_privacy=baseline,
         for_operator=for_operator,
-        answers=answers,
-        before_refusals=measured.metrics == "private" and refuses,
+        answers=read_answers(run),
+        has_reject_option="orders" in read_json(run.metrics),
         intended_use=stated_use(run).intended,
         audited=read_audited(run),
     )

@@ -241,9 +241,8 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
     nearest: list[Offer] = []
     if offers and not met:
         gaps = [[each.point.seen_by(name).value("disparity") for each in offers] for name in demand.notions]
-        if not demand.limits.keys() - {*_OBJECTIVE_OF, MAX_ERROR}:
-            # No gap was asked for, so one that is undefined excludes nothing: it is as the worst.
-            gaps = np.nan_to_num(gaps, nan=np.inf).tolist()
+        # A gap that was limited is defined here. One that was not excludes nothing: undefined, it is as the worst.
+        gaps = np.nan_to_num(gaps, nan=np.inf).tolist()
         gaps += [[each.point.max_error for each in offers]] if MAX_ERROR in demand.limits else []
         gaps += [] if demand.fair_at is None else [[_values(each.point, demand)[FAIR_AT] for each in offers]]
         compared = frontier.matrix([o.point for o in offers], ("epsilon", "error", "refused"), guaranteed=True)

@@ -317,7 +317,7 @@ PORTS = (22, 6379, 8000, 8265, 8517, 10001, 52365, 40000)
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nobody_but_those_who_are_named_gets_in(rendered: dict[str, list[Resource]], name: str) -> None:
-    """Every pair of a pod and whoever might call it, on the ports of Ray, of its dashboard, and of the services."""
+    """Every pair of a pod and a possible caller, on the ports of Ray, of its dashboard, and of the services."""
     resources = rendered[name]
     policies = [each for each in resources if each["kind"] == "NetworkPolicy"]
     inside = {

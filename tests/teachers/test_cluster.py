@@ -60,7 +60,7 @@ def test_a_head_that_goes_away_and_comes_back_is_told_of_once_each(caplog: pytes
 
 @contextlib.contextmanager
 def answering(reply: bytes | None) -> Iterator[str]:
-    """The address of a server that says ``reply`` to whoever connects, and ends the connection; None: never a word."""
+    """The address of a server that says ``reply`` to every client, and ends the connection; None: never a word."""
     with listening() as server:
 
         def serve() -> None:

@@ -81,7 +81,7 @@ def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(two_actors: R
     with tallied() as worked:
         disturbed = votes("disturbed", pool=KillingPool(two_actors, tmp_path / "killed"))
     lost = worked.pop("blocks_lost")
-    # One in training and one in voting, and what waited for the same actors; results count once, whoever was lost.
+    # One in training and one in voting, and what waited for the same actors; each result counts once.
     assert 2 <= lost == worked.pop("blocks_repeated") <= 4
     assert worked == {"blocks_trained": 3, "teachers_trained": 6, "votes_collected": 6 * 200}
     assert len(list((tmp_path / "killed").iterdir())) == 2
