@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests start hundreds of processes: without bytecode each would compile the package, and each worker every test, anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all stored lint types docs bench clean
+.PHONY: demo test test-all campaigns stored lint types docs bench clean
 
 demo: .venv/.installed ## install, then compare private methods on an embedded table of loans
 	$(BIN)/fairpate demo
@@ -17,12 +17,15 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --numprocesses
 
 # Three workers on two cores: a fourth would collect all tests once more, and few of these wait for anything.
-test: .venv/.installed-dev ## install, then run every test but the slow campaigns, three files at a time
+test: .venv/.installed-dev ## install, then run every test but the slow ones, three files at a time
 	$(PYTEST) 3 -m "not slow"
 
 # Four: slow tests wait for services and clusters.
-test-all: .venv/.installed-dev ## the same with the campaigns
+test-all: .venv/.installed-dev ## the same with the slow ones
 	$(PYTEST) 4
+
+campaigns: .venv/.installed-dev ## what those show by one of a kind, for all of the kind; before a release, and where such code changes
+	$(PYTEST) 4 -m campaign
 
 stored: .venv/.installed-dev ## write what is stored of a method or chart that changed: typed parameters, results, deploy/kuberay.yaml
 	$(BIN)/python tests/contracts/typed_sections.py

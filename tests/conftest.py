@@ -39,6 +39,7 @@ def _temporary() -> Path:
     return Path(tempfile.gettempdir())
 
 
+_CHECK_TYPES = ("test_a_method_is_one_file.py", "test_python_for_editors.py")
 _OF_RAY = pytest.StashKey[set[Path]]()
 _WITHOUT_GRAPHS = str(Path(__file__).with_name("without_graphs"))
 _TEMPORARY = _temporary()
@@ -367,20 +368,27 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest files come first, as one at the end would run alone: those of the cluster and of Ray, those with a
-    timeout of their own, those of sites, which wait, and those with campaigns."""
+    timeout of their own, those of sites, which wait, and those with slow tests; before the others, those that check
+    types, as by then `make types` of .ci/run has left its cache. Campaigns run where they are asked for."""
+    if "campaign" not in config.getoption("markexpr"):
+        left = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("campaign")]
     of_ray = [item for item in items if "ray_session" in getattr(item, "fixturenames", ())]
     for item in of_ray:
         if [mark.args for mark in item.iter_markers("xdist_group")] != [("ray",)]:
             raise pytest.UsageError(f"{item.path}: asks for Ray; mark the file with xdist_group('ray').")
     config.stash[_OF_RAY] = {item.path for item in of_ray}
     timed, slow = ({item.path for item in items if item.get_closest_marker(name)} for name in ("timeout", "slow"))
+    typed = {item.path for item in items if item.path.name in _CHECK_TYPES}
     items.sort(
         key=lambda item: (
             item.path.parent.name != "cluster",
             item.path not in config.stash[_OF_RAY],
-            item.path not in timed,
+            item.path not in timed - typed,
             item.path.parent.name != "sites",
-            item.path not in slow,
+            item.path not in slow - typed,
+            item.path not in typed,
         )
     )
 

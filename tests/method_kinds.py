@@ -1,4 +1,5 @@
-"""Which parameters of a test `make test` tries; what others share with one of these is left to the campaigns.
+"""Which parameters of a test `make test` tries, and which `make test-all`; what others share with one of these is left
+to `make campaigns`.
 
 tests/contracts/test_fixed_results.py trains all methods each time.
 """
@@ -14,11 +15,15 @@ import pytest
 OF_EACH_KIND = ("fairpate", "weighted_votes", "sgd", "dp_sgd", "raco_dp", "randomised_response")
 
 
-def quick_and_slow(values: Iterable[Any], quick: Collection[Any] = OF_EACH_KIND) -> list[Any]:
-    """Parameters of a test for each of ``values``, slow beyond the ``quick`` ones."""
-    return [
-        pytest.param(
-            *(value if isinstance(value, tuple) else (value,)), marks=() if value in quick else pytest.mark.slow
-        )
-        for value in values
-    ]
+def quick_and_slow(
+    values: Iterable[Any], quick: Collection[Any] = OF_EACH_KIND, slow: Collection[Any] | None = None
+) -> list[Any]:
+    """Parameters of a test for each of ``values``, slow beyond the ``quick`` ones, and campaigns beyond ``slow``, if
+    it is given."""
+
+    def marks(value: Any) -> Any:
+        if value in quick:
+            return ()
+        return pytest.mark.slow if slow is None or value in slow else pytest.mark.campaign
+
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks(value)) for value in values]

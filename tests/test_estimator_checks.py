@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from method_kinds import OF_EACH_KIND, quick_and_slow
 from sklearn.utils.estimator_checks import check_estimator
 
 from fairpate.estimators import FairClassifier, expected_failed_checks, parameters_of
@@ -52,9 +53,7 @@ def small(method: str) -> FairClassifier:
 
 
 @pytest.mark.filterwarnings("ignore:.* occurred during set_params:UserWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in method_names()]
-)
+@pytest.mark.parametrize("name", quick_and_slow(method_names(), QUICK, OF_EACH_KIND))
 def test_scikit_learn_s_checks_pass_or_are_listed_with_their_reason(name: str) -> None:
     estimator = small(name)
     listed = expected_failed_checks(estimator)

@@ -36,7 +36,6 @@ OVER_ALL_METHODS = (
     *("tests/run/test_configuration_ranges.py", "tests/run/test_own_method.py"),
 )
 
-STORED = "test_fixed_seeds_give_the_stored_result"
 SWEEP = """
 data_sets: [color_digits]
 seeds: [0]
@@ -44,6 +43,34 @@ settings: {target: {epsilon: 3}, data: {num_public: 100, num_test: 200}}
 ray: {num_actors: 0}
 methods: {dp_sgd: {settings: {dp_sgd: {epochs: 1}}}, class_means: {}}
 """
+# Commands one after another in one process, which imports torch once: the exit code and the output of each.
+IN_TURN = """
+import json, sys
+from fairpate.cli import main
+for words in json.loads(sys.argv[1]):
+    sys.argv, code = ["fairpate", *words], 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+    print(f"\\0{code}\\0", flush=True)
+import numpy as np
+from fairpate import FairClassifier
+x = np.random.default_rng(0).normal(size=(200, 3))
+model = FairClassifier("class_means", epsilon=3.0, class_means={"least_count": 9})
+print(model.fit(x, x[:, 0] > 0, sensitive_features=x[:, 1] > 0).statement().method)
+"""
+# `make stored`, as far as it is about methods.
+STORE = """
+import sys
+sys.path.insert(0, "tests/contracts")
+import typed_sections
+typed_sections.main()
+import fixed_results
+fixed_results.main()
+"""
+MADE_BY_STORED = {"tests/contracts/test_fixed_results.py": "test_every_method_has_a_stored_result"}
+MADE_BY_STORED |= {"tests/test_python_for_editors.py": "test_parameters_are_typed_for_every_method"}
 
 
 class Copy:
@@ -59,16 +86,24 @@ class Copy:
 
     def run(self, *command: str) -> tuple[int, str]:
         """Return the exit code and the output of a Python module or script."""
+        # Commands leave out model.onnx, which takes seconds; a session of tests does so by itself.
+        path = [self.root, *([] if "pytest" in command else [self.root / "tests" / "without_graphs"])]
         # Not as a worker of this session: its tests would find the shared runs of an earlier one.
         there = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"} | {
-            "PYTHONPATH": str(self.root),
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
             "FAIRPATE_STATE": str(self.root / "state"),
             "COLUMNS": "300",
         }
         done = subprocess.run(  # noqa: S603
-            [sys.executable, *command], cwd=self.root, env=there, capture_output=True, text=True, check=False
+            [sys.executable, *command],
+            cwd=self.root,
+            env=there,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
-        return done.returncode, done.stdout + done.stderr
+        return done.returncode, done.stdout
 
     def works(self, *command: str) -> str:
         code, output = self.run(*command)
@@ -113,47 +148,49 @@ def test_its_class_says_all_there_is_to_say(copy: Copy) -> None:
 @pytest.mark.slow
 def test_commands_and_estimators_know_it(copy: Copy, tmp_path: Path) -> None:
     """Listed with its family, compared, drawn in a colour of its own, fitted as an estimator, refused by an audit."""
-    facts = json.loads(copy.works("-m", "fairpate", "methods", "--json"))["methods"]
+    sweep, out, run = tmp_path / "sweep.yaml", tmp_path / "compared", str(tmp_path / "run")
+    sweep.write_text(SWEEP, encoding="utf-8")
+    small = ("--set", "data.num_public=100", "--set", "data.num_test=200")
+    commands = [
+        ["methods", "--json"],
+        ["methods", NAME],
+        ["compare", str(sweep), "--out", str(out)],
+        ["run", "--method", NAME, "--epsilon", "3", *small, "--out", run],
+        ["audit", run],
+    ]
+    *parts, fitted = copy.works("-u", "-c", IN_TURN, json.dumps(commands)).split("\0")
+    (listed, described, compared, ran, audited), codes = parts[::2], [int(code) for code in parts[1::2]]
+    assert codes == [0, 0, 0, 0, 2], (compared, ran, audited)
+    facts = json.loads(listed)["methods"]
     assert [(each["family"], each["protects"]) for each in facts if each["name"] == NAME] == [
         ("Records vote", "record")
     ]
-    assert "class_means.least_count" in copy.works("-m", "fairpate", "methods", NAME)
-
-    sweep, out = tmp_path / "sweep.yaml", tmp_path / "compared"
-    sweep.write_text(SWEEP, encoding="utf-8")
-    copy.works("-m", "fairpate", "compare", str(sweep), "--out", str(out))
+    assert "class_means.least_count" in described
     page = (out / "report.html").read_text(encoding="utf-8")
     for method, colour in ((NAME, 6), ("dp_sgd", 2)):
         (button,) = re.findall(
             rf"<button[^>]*data-series[^>]*>((?:(?!</button>).)*) {method}</button>", page, re.DOTALL
         )
         assert f'class="m{colour} filled"' in button
+    assert f"no attack on the releases of {NAME} is known; audit a run of" in audited
+    assert fitted.strip().endswith(NAME)
 
-    run = tmp_path / "run"
-    copy.works("-m", "fairpate", "run", "--method", NAME, "--epsilon", "3", "--out", str(run))
-    code, output = copy.run("-m", "fairpate", "audit", str(run))
-    assert code == 2
-    assert f"no attack on the releases of {NAME} is known; audit a run of" in output
 
-    program = (
-        "import numpy as np; from fairpate import FairClassifier; x = np.random.default_rng(0).normal(size=(200, 3));"
-        f"model = FairClassifier({NAME!r}, epsilon=3.0, class_means={{'least_count': 9}});"
-        "print(model.fit(x, x[:, 0] > 0, sensitive_features=x[:, 1] > 0).statement().method)"
-    )
-    assert copy.works("-c", program).strip().endswith(NAME)
+@pytest.fixture(scope="module")
+def before(copy: Copy) -> tuple[int, str]:
+    """The exit code and the output of the tests that fail until `make stored` has run, as it then did."""
+    asked = [f"{file}::{test}" for file, test in MADE_BY_STORED.items()]
+    found = copy.run("-m", "pytest", "-q", "-n", "0", *asked)
+    copy.works("-c", STORE)
+    return found
 
 
 @pytest.mark.slow
-def test_the_contracts_fail_until_its_results_are_stored(copy: Copy) -> None:
-    asked = ("tests/contracts/test_fixed_results.py::test_every_method_has_a_stored_result",)
-    asked += ("tests/test_python_for_editors.py::test_parameters_are_typed_for_every_method",)
-    code, output = copy.run("-m", "pytest", "-q", "-n", "0", *asked)
+def test_the_contracts_fail_until_its_results_are_stored(copy: Copy, before: tuple[int, str]) -> None:
+    code, output = before
     assert code == 1
     assert output.count("FAILED ") == 2
     assert "make stored" in output
-    for script in ("typed_sections.py", "fixed_results.py"):
-        copy.works(f"tests/contracts/{script}")
-    copy.works("-m", "pytest", "-q", "-n", "0", *asked, f"tests/contracts/test_fixed_results.py::{STORED}[{NAME}]")
     changed = {
         str(path.relative_to(copy.root))
         for folder in COPIED
@@ -171,14 +208,13 @@ def _is_as_in_the_repository(path: Path, root: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_it_passes_lint_types_and_the_tests_over_all_methods(copy: Copy) -> None:
-    for script in ("typed_sections.py", "fixed_results.py"):
-        copy.works(f"tests/contracts/{script}")
+def test_it_passes_lint_types_and_the_tests_over_all_methods(copy: Copy, before: tuple[int, str]) -> None:
     copy.works("-m", "ruff", "check", "fairpate", "tests")
     copy.works("-m", "ruff", "format", "--check", "fairpate", "tests")
     # What `make types` knows of the other modules, if it ran; while it runs, a file that it replaces is left out.
     with contextlib.suppress(shutil.Error, FileNotFoundError):
         shutil.copytree(ROOT / ".mypy_cache", copy.root / ".mypy_cache")
-    copy.works("-m", "mypy", "fairpate")
-    chosen = f"{NAME} or architecture or public_interface or looks or editors or page_states or digest_changes"
-    copy.works("-m", "pytest", "-q", "-n", "0", *OVER_ALL_METHODS, "-k", chosen)
+    copy.works("-m", "mypy", f"fairpate/methods/{NAME}.py", "fairpate/methods/sections.py", "fairpate/estimators.py")
+    chosen = f"{NAME} or architecture or public_interface or looks or page_states or digest_changes"
+    chosen = " or ".join((chosen, *MADE_BY_STORED.values()))
+    copy.works("-m", "pytest", "-q", "-n", "0", *OVER_ALL_METHODS, "-k", chosen, "-m", "campaign or not campaign")

@@ -98,8 +98,8 @@ OF_TRIALS = [
 ]
 
 # Every kind of trials, and every law of their number, is among the quick ones.
-QUICK_AND_SLOW = [
-    pytest.param(events, marks=() if number % 3 == number // 3 % 3 else pytest.mark.slow)
+QUICK_AND_CAMPAIGNS = [
+    pytest.param(events, marks=() if number % 3 == number // 3 % 3 else pytest.mark.campaign)
     for number, events in enumerate(OF_TRIALS)
 ]
 
@@ -124,7 +124,7 @@ def test_where_only_curves_price_a_run_the_second_is_a_little_tighter(events: li
 
 
 @pytest.mark.parametrize(
-    "events", QUICK_AND_SLOW, ids=lambda events: f"{events[0].expected_trials:g}, {events[0].eta:g}"
+    "events", QUICK_AND_CAMPAIGNS, ids=lambda events: f"{events[0].expected_trials:g}, {events[0].eta:g}"
 )
 def test_both_accountants_agree_on_the_best_of_secret_trials(events: list[Any]) -> None:
     for together in (events, [*events, SUMS]):

@@ -408,10 +408,15 @@ def tables() -> list[Any]:
     return [table for table in found if table.sum() >= LEAST]  # of fewer records the number itself is public
 
 
-@pytest.mark.parametrize(
-    "table",
-    [pytest.param(table, marks=pytest.mark.slow if number >= 15 else ()) for number, table in enumerate(tables())],
-)
+def some_of(random_ones: list[Any], *, quick: int, slow: int) -> list[Any]:
+    """The first ``quick`` ones are tried by `make test`, those up to ``slow`` by `make test-all`."""
+    marks = [(), pytest.mark.slow, pytest.mark.campaign]
+    return [
+        pytest.param(each, marks=marks[(number >= quick) + (number >= slow)]) for number, each in enumerate(random_ones)
+    ]
+
+
+@pytest.mark.parametrize("table", some_of(tables(), quick=15, slow=28))
 def test_no_small_cell_follows_from_what_is_published(table: Any) -> None:
     plain = json.loads(json.dumps(evaluation(table, num_replicates=2).to_json()))
     attack = Attack(plain, table.shape, num_test=int(table.sum()))
@@ -451,13 +456,7 @@ def pairs_of_models() -> list[Any]:
     return [pair for pair in found if pair[0].sum() >= LEAST]
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [
-        pytest.param(pair, marks=pytest.mark.slow if number >= 6 else ())
-        for number, pair in enumerate(pairs_of_models())
-    ],
-)
+@pytest.mark.parametrize("tables", some_of(pairs_of_models(), quick=6, slow=12))
 def test_no_small_cell_follows_from_two_models_that_are_measured_on_the_same_records(tables: Any) -> None:
     """What one shows of the labels joins what the other shows of its predictions."""
     attacks = []
