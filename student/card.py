@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -105,12 +106,18 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
     if expected not in (None, content_digest(values, weights)):
         raise ValueError("its content does not match its checksum")
     del values["format"]
-    card = TypeAdapter(StudentCard).validate_python(values)
+    card = _validator().validate_python(values)
     if card.embedding is not None:
         beside = path.with_name(EMBEDDING_FILE)
         if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
             raise ValueError(f"{beside} is not the embedding that the student was trained with")
     return card, weights
+
+
+@cache
+def _validator() -> TypeAdapter[StudentCard]:
+    """Return what reads a card; building it takes longer than reading."""
+    return TypeAdapter(StudentCard)
 
 
 @contextmanager

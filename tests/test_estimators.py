@@ -237,11 +237,11 @@ def test_a_large_delta_is_warned_of_and_stated() -> None:
         assert model.statement().declared_units == size
         assert re.search(words, model.statement().remarks[0])
     # Settings that follow from the real number state it: teachers.
-    model = FairClassifier("fairpate", epsilon=3.0, delta=2e-3, public_X=100, embedding=None)
+    model = FairClassifier("fairpate", epsilon=3.0, delta=2e-3, public_X=100, embedding=None, ray={"num_actors": 0})
     with pytest.warns(UserWarning, match="here 1/600"):
         model.fit(rows, labels, sensitive_features=labels, public_sensitive_features=np.arange(100) % 2 == 0)
     search = FairSearchCV(
-        FairClassifier("dp_sgd", dp_sgd={"batch_size": 60, "epochs": 1, "num_records": 480}),
+        FairClassifier("dp_sgd", dp_sgd={"batch_size": 60, "epochs": 1, "num_records": 480}, target=PRIVATE["target"]),
         {"dp_sgd__learning_rate": [0.1, 0.5]},
         delta=0.1,
         epsilon=5.0,

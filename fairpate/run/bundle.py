@@ -510,10 +510,12 @@ class _Check:
         self.not_checked.append("queries: how many were refused by which step, which the ledger knows")
         counted_events = [event for event in events_of(statement) if "count" in event]
         if len(counted_events) == 1:
-            submitted = [
-                event | ({"count": queries.submitted} if "count" in event else {}) for event in events_of(statement)
-            ]
-            spent = recomputed_epsilon(submitted, delta=statement.delta) if queries.submitted else 0.0
+            priced_events = events_of(statement)
+            submitted = [event | ({"count": queries.submitted} if "count" in event else {}) for event in priced_events]
+            if submitted == priced_events and not statement.part_events and self.recomputed is not None:
+                spent = self.recomputed
+            else:
+                spent = recomputed_epsilon(submitted, delta=statement.delta) if queries.submitted else 0.0
             words = f"queries: epsilon_submitted {queries.epsilon_submitted:.4f}, recomputed {_epsilon(spent)}"
             self.require(spent <= queries.epsilon_submitted * (1 + TOLERANCE), words)
         stated = math.inf if statement.epsilon is None else statement.epsilon

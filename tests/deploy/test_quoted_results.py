@@ -46,6 +46,7 @@ def stored_demo() -> dict[str, Any]:
     return json.loads((measured.FOLDER / "demo.json").read_text(encoding="utf-8"))
 
 
+@cache
 def quotations() -> list[tuple[str, str, str, str]]:
     return measured.references(COVERAGE)
 

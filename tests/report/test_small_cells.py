@@ -282,17 +282,20 @@ def test_which_groups_are_served_worse_than_by_a_constant_follows_from_what_is_s
     right ones stay, and so does every number that is published if a cell is small."""
     random, pairs = np.random.default_rng(5), 0
     step = np.array([[[-1, -1], [1, 1]], [[1, 1], [-1, -1]]])
-    for _ in range(120):
+    for _ in range(48):
         # Women are served badly, and few of them are of class 1.
         women = [[random.integers(5, 40), random.integers(10, 40)], random.integers(1, 6, size=2)]
         table = np.array([women, random.integers(10, 60, size=(2, 2))])
-        one, other = (evaluation(each, num_replicates=2).to_json() for each in (table, table + step))
+        one = evaluation(table, num_replicates=2).to_json()
+        if one["confusion_GYC"] != [None, None]:
+            continue
+        other = evaluation(table + step, num_replicates=2).to_json()
         words = ("underserved", "underserved_groups", "degenerate")
         numbers = [{name: each[name] for name in each if name not in words} for each in (one, other)]
-        if one["confusion_GYC"] == [None, None] and numbers[0] == numbers[1]:
+        if numbers[0] == numbers[1]:
             pairs += 1
             assert [one[name] for name in words] == [other[name] for name in words]
-    assert pairs >= 40
+    assert pairs >= 16
 
 
 def test_few_refusals_of_a_group_do_not_follow_from_the_evaluations_with_and_without_them() -> None:

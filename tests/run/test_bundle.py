@@ -20,6 +20,7 @@ from small_runs import QUIET
 
 from fairpate.data.dataset import sha256_of
 from fairpate.methods.base import configured
+from fairpate.privacy.second_accountant import recomputed_epsilon
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement
 from fairpate.report.metrics import GAPS
 from fairpate.report.run_page import CardData, IntendedUse, card_page
@@ -356,9 +357,19 @@ UNCONFIRMED = {
 
 @pytest.mark.parametrize("name", quick_and_slow(["asked", "trained"], ["asked"], []))
 def test_no_number_of_statement_metrics_or_record_can_be_changed_unnoticed(
-    name: str, unpacked: dict[str, Path]
+    name: str, unpacked: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every number, one at a time, with card and head made again: refused, or on the list of what is not confirmed."""
+    """Every number but those on the list of what is not confirmed, one at a time, with card and head made again."""
+    known: dict[str, float] = {}
+
+    def priced_once(events: Any, *, delta: float) -> float:
+        """Equal events cost the same: of most changed numbers they are those of the run."""
+        key = json.dumps([events, delta])
+        if key not in known:
+            known[key] = recomputed_epsilon(events, delta=delta)
+        return known[key]
+
+    monkeypatch.setattr("fairpate.run.bundle.recomputed_epsilon", priced_once)
     folder = unpacked[name]
     whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     for file, unconfirmed in UNCONFIRMED.items():
@@ -368,13 +379,14 @@ def test_no_number_of_statement_metrics_or_record_can_be_changed_unnoticed(
         for path in {tuple(each for each in leaf if isinstance(each, str)): leaf for leaf in leaves}.values():
             leaf = functools.reduce(lambda value, step: value[step], path, plain)
             said = ".".join(each for each in path if isinstance(each, str))
+            if said in unconfirmed:
+                continue
             new = leaf + 1 if isinstance(leaf, int) else leaf * 0.7 + 0.01
             (folder / file).write_text(json.dumps(changed(plain, path, new)))
             with contextlib.suppress(Exception):  # some changes leave no card to be made
                 card_again(folder)
             bind_again(folder)
-            if verify_bundle(folder).holds:
-                assert said in unconfirmed, (file, said)
+            assert not verify_bundle(folder).holds, (file, said)
             for each, content in whole.items():
                 (folder / each).write_bytes(content)
 
