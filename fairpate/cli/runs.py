@@ -593,6 +593,7 @@ def audit(
             take, and draws fewer if needed.
         on_private: Add canaries to the private records instead; the result stays in private/.
     """
+    from fairpate.cli.summaries import audit_output
     from fairpate.run.audit import CANARIES, MINUTES, QUICK_CANARIES, QUICK_MINUTES, audit_run
 
     usual = (QUICK_CANARIES, QUICK_MINUTES) if quick else (CANARIES, MINUTES)
@@ -603,16 +604,7 @@ def audit(
         minutes=usual[1] if minutes is None else minutes,
         on_private=on_private,
     )
-    lines = []
-    for each in found.releases:
-        kinds = {"this run": each.found, f"control with {each.noise_words}": each.control}
-        lines += [f"{each.title}, {name}: epsilon >= {of.words(found.delta)}" for name, of in kinds.items()]
-    lines += [f"fault: {each}" for each in found.findings]
-    return Output(
-        facts={**found.to_json(), "page": page},
-        words="\n".join([*lines, found.headline, found.power_words, str(page)]),
-        code=int(found.refuted),  # so that a script notices
-    )
+    return audit_output(found, page)
 
 
 def _bundle(folder: base.RunFolder, out: Path | None = None) -> Output:

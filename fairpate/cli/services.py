@@ -650,6 +650,12 @@ def make_plan(
     return Output(facts=facts, words=f"{output}: plan {plan.digest}")
 
 
+def _plan_bytes(plan: Path) -> bytes:
+    if not plan.is_file():
+        raise ConfigError(f"PLAN: {plan} not found; give the file that `fairpate site plan` wrote.")
+    return plan.read_bytes()
+
+
 @site_app.command("serve")
 def serve_plan(
     plan: Annotated[Path, typer.Argument()],
@@ -669,8 +675,7 @@ def serve_plan(
     Args:
         plan: The file of the plan.
     """
-    if not plan.is_file():
-        raise ConfigError(f"PLAN: {plan} not found; give the file that `fairpate site plan` wrote.")
+    _plan_bytes(plan)
     from fairpate.http_server import HttpSettings, TlsFiles
     from fairpate.sites.coordinator import serve
 
@@ -749,6 +754,40 @@ def join_plan(
     status = Path("/proc/self/status")
     peak_kb = re.search(r"VmHWM:\s+(\d+)", status.read_text("ascii")) if status.exists() else None  # on Linux
     return Output(facts={"run": run, "largest_mb": peak_kb and int(peak_kb[1]) // 1024}, words=str(run))
+
+
+@site_app.command("audit")
+def audit_sums(
+    plan: Annotated[Path, typer.Argument()],
+    canaries: Annotated[int | None, typer.Option(min=2)] = None,
+    quick: bool = False,
+    minutes: Annotated[float | None, typer.Option(min=0.01)] = None,
+) -> Output:
+    """Attack the noise that each site of a plan would add with the program of this machine, in simulated sums.
+
+    All sites are simulated, with keys of their own; no private record is read, and nothing is charged. Each site is
+    attacked as if all others colluded with the coordinator. Exit code 1 if less noise is found than the plan prices.
+
+    Args:
+        plan: The file of the plan; the result is written next to it.
+        canaries: Number of canaries: units whose presence an attacker guesses; default: 20,000, and 2,000 with --quick.
+        quick: Audit with a tenth of the canaries, in two minutes at most; it may find less, and says what.
+        minutes: Longest time for drawing sums, 60 by default and 2 with --quick.
+    """
+    from fairpate.cli.summaries import audit_output
+    from fairpate.run.audit import CANARIES, MINUTES, QUICK_CANARIES, QUICK_MINUTES
+    from fairpate.sites.audit import audit_plan
+    from fairpate.sites.plan import read_plan
+
+    usual = (QUICK_CANARIES, QUICK_MINUTES) if quick else (CANARIES, MINUTES)
+    found, page = audit_plan(
+        read_plan(_plan_bytes(plan), str(plan)),
+        plan,
+        reporter=Reporter(),
+        num_canaries=usual[0] if canaries is None else canaries,
+        minutes=usual[1] if minutes is None else minutes,
+    )
+    return audit_output(found, page)
 
 
 @site_app.command("simulate")

@@ -35,12 +35,28 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.releases.directory import RunDirectory, read_json, read_statement
 from fairpate.releases.odometer import Odometer, OdometerError, spent, state_folder
 from fairpate.report.figures import FAMILIES, LOOKS
+from fairpate.report.run_page import Audit
 from fairpate.run.folder import environment
 from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import REMARKS, UsageError
 from student.card import read_card
 
 _WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
+
+
+def audit_output(found: Audit, page: Path) -> Output:
+    """Return the output of a command that attacked releases: bounds, faults, and what it would have found. The exit
+    code is 1 if the claim is refuted, so that a script notices."""
+    lines = []
+    for each in found.releases:
+        kinds = {"this run": each.found, f"control with {each.noise_words}": each.control}
+        lines += [f"{each.title}, {name}: epsilon >= {of.words(found.delta)}" for name, of in kinds.items()]
+    lines += [f"fault: {each}" for each in found.findings]
+    return Output(
+        facts={**found.to_json(), "page": page},
+        words="\n".join([*lines, found.headline, found.power_words, str(page)]),
+        code=int(found.refuted),
+    )
 
 
 def list_methods() -> Output:

@@ -39,7 +39,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ from fairpate.run.folder import finished_run, load_for
 from fairpate.run.model import initial_model
 from fairpate.run.private_metrics import draw_table, lone_predictions, scores_of
 from fairpate.terminal import Reporter, duration
-from fairpate.types import FloatArray, IntArray, PrivacyStatement, heard_by, strict
+from fairpate.types import FloatArray, IntArray, heard_by, strict
 from student.student import load_student
 
 MINUTES = 60.0  # default limit of an audit's run time
@@ -150,7 +150,8 @@ def audit_run(
                 "the run with the version of FairPATE that made it (see environment.json)."
             )
         options: dict[str, Any] = {"num_canaries": num_canaries, "minutes": minutes / len(parts), "centred": on_private}
-        audited.append(_attacked(shadows, control, statement, part, reporter, **options))
+        options |= {"epsilon": statement.epsilon, "delta": statement.delta}
+        audited.append(attacked(shadows, control, part, reporter, **options))
     found = Audit(
         method=config.method,
         unit=statement.unit,
@@ -180,13 +181,14 @@ def audit_run(
     return found, folder / run.audit_page.name
 
 
-def _attacked(
+def attacked(
     shadows: Shadows,
     control: Shadows,
-    statement: PrivacyStatement,
     part: str,
     reporter: Reporter,
     *,
+    epsilon: float,
+    delta: float,
     num_canaries: int,
     minutes: float,
     centred: bool,
@@ -195,39 +197,77 @@ def _attacked(
     (``control``); return how many guesses are right in each.
 
     The attack guesses for canaries (records that it looks for) whether a release includes them; how many it guesses is
-    planned beforehand. ``statement``: the run's privacy claim. ``part``: the records that the releases read, "private"
-    or "test". ``centred``: subtract from each canary's score its mean over releases. AuditError if ``num_canaries`` are
-    too few to detect that half the noise is missing.
+    planned beforehand. ``epsilon`` and ``delta``: the privacy claim. ``part``: the records that the releases read,
+    "private" or "test". ``centred``: subtract from each canary's score its mean over releases. AuditError if
+    ``num_canaries`` are too few to detect that half the noise is missing.
     """
-    assert statement.epsilon is not None
-    delta, epsilon, num_releases = statement.delta, statement.epsilon, -(-num_canaries // shadows.num_canaries)
-    total = num_releases * shadows.num_canaries
     mu = None if shadows.is_pure else gaussian_mu(epsilon, delta)
     ideal = IdealAttack(epsilon=epsilon, mu=mu)
     # Half the noise doubles the shift of a Gaussian, and the epsilon of a Laplace variable.
     of_control = IdealAttack(epsilon=2 * epsilon, mu=None if mu is None else 2 * mu)
+    num_releases = -(-num_canaries // shadows.num_canaries)
+    _require_enough(of_control, epsilon, delta, num_releases * shadows.num_canaries, is_gaussian=shadows.is_gaussian)
+    # One release that nobody looks at, and one of the control, to say how long all take.
+    started = time.perf_counter()
+    of_nobody = [of.play(np.zeros(of.num_canaries, np.bool_)) for of in (shadows, control)][:1]
+    each_s = time.perf_counter() - started
+    # Of the same records once more: their noise must be another.
+    of_nobody.append(shadows.play(np.zeros(shadows.num_canaries, np.bool_)))
+    num_releases = _number_in_time(num_releases, each_s, minutes, reporter, is_default=num_canaries == CANARIES)
+    planned = _at_best(ideal, num_releases * shadows.num_canaries, delta, is_gaussian=shadows.is_gaussian)
+    words = f"the ideal attack on {num_releases * shadows.num_canaries:,} canaries would prove {planned.words(delta)}"
+    reporter.note("power", words)
+    options: dict[str, Any] = {"num_releases": num_releases, "centred": centred, "reporter": reporter}
+    played, of_half = _Played.drawn(shadows, "audit", **options), _Played.drawn(control, "control", **options)
+    is_joint_S = [release.is_joint for release in shadows.releases if release.is_attacked]
+    found, as_control = (
+        _outcome(each.joint_N(is_joint_S), each.coins_RM.ravel(), planned, is_gaussian=shadows.is_gaussian)
+        for each in (played, of_half)
+    )
+    return AuditedRelease(
+        part=part,
+        release=shadows.events[0].noun,
+        attack=shadows.attack,
+        events=tuple(event_json(event) for event in shadows.events),
+        num_releases=num_releases,
+        canaries_each=shadows.num_canaries,
+        control_noise=control.control_noise,
+        planned=planned,
+        found=found,
+        control=as_control,
+        singles=_singles(shadows, control, played, of_half, of_nobody, delta),
+        unseen=shadows.unseen,
+    )
 
-    def at_best(attack: IdealAttack, count: int) -> AttackResult:
-        return AttackResult(
-            guesses=attack.guesses(num_canaries=count, delta=delta),
-            separation=attack.separation(num_canaries=count) if shadows.is_gaussian else None,
-        )
 
-    # Doubled until the ideal attack would detect the control: the message then names a number that suffices.
+def _at_best(attack: IdealAttack, count: int, delta: float, *, is_gaussian: bool) -> AttackResult:
+    """Return the median result of this attack on ``count`` canaries."""
+    return AttackResult(
+        guesses=attack.guesses(num_canaries=count, delta=delta),
+        separation=attack.separation(num_canaries=count) if is_gaussian else None,
+    )
+
+
+def _require_enough(of_control: IdealAttack, epsilon: float, delta: float, total: int, *, is_gaussian: bool) -> None:
+    """Raise AuditError if even the ideal attack on the control proves no more than ``epsilon`` with ``total``
+    canaries; the message names a number that suffices."""
     needed = total
-    while max(at_best(of_control, needed).bounds(delta)) <= epsilon and needed < _MOST_CANARIES:
+    while (
+        max(_at_best(of_control, needed, delta, is_gaussian=is_gaussian).bounds(delta)) <= epsilon
+        and needed < _MOST_CANARIES
+    ):
         needed *= 2
     if needed > total:
         raise AuditError(
             f"--canaries: {total:,} canaries are too few, as even an ideal attack would not detect that half the noise "
             f"is missing; give {needed:,}."
         )
-    # One release of each kind that nobody looks at, to say how long all take.
-    started = time.perf_counter()
-    of_nobody = [of.play(np.zeros(of.num_canaries, np.bool_)) for of in (shadows, control)][:1]
-    each_s = time.perf_counter() - started
-    # Of the same records once more: their noise must be another.
-    of_nobody.append(shadows.play(np.zeros(shadows.num_canaries, np.bool_)))
+
+
+def _number_in_time(num_releases: int, each_s: float, minutes: float, reporter: Reporter, *, is_default: bool) -> int:
+    """Return how many releases are drawn in ``minutes``, at most ``num_releases``, if one and its control take
+    ``each_s``; report the time. ``is_default``: the number of canaries is the default one, so that a quick audit is
+    named where it helps."""
     fitting = max(2, int(60 * minutes / max(each_s, 1e-9)))
     if fitting < num_releases:
         reporter.note(
@@ -235,16 +275,93 @@ def _attacked(
             f"{num_releases:,} releases and as many controls would take {duration(num_releases * each_s)}; "
             f"{fitting:,} are drawn, in {minutes:g} min: give --minutes for more",
         )
-        num_releases = fitting
-        total = num_releases * shadows.num_canaries
-    else:
-        shorter = "; --quick draws a tenth" if num_releases * each_s > _LONG_S and num_canaries == CANARIES else ""
-        words = f"{num_releases:,} releases and as many controls: about {duration(num_releases * each_s)}{shorter}"
-        reporter.note("time", words)
-    planned = at_best(ideal, total)
-    reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
+        return fitting
+    shorter = "; --quick draws a tenth" if num_releases * each_s > _LONG_S and is_default else ""
+    words = f"{num_releases:,} releases and as many controls: about {duration(num_releases * each_s)}{shorter}"
+    reporter.note("time", words)
+    return num_releases
 
-    def drawn(of: Shadows, name: str) -> _Played:
+
+def _outcome(scores_N: FloatArray, coins_N: Coins, plan: AttackResult, *, is_gaussian: bool) -> AttackResult:
+    """Return how many of the guesses that ``plan`` fixes are right, and how far the scores are apart; canaries without
+    a score are left out."""
+    kept_N = ~np.isnan(scores_N)
+    scores_N, coins_N = scores_N[kept_N], coins_N[kept_N]
+    # Fixed before any score was seen: a number that is chosen by the scores would invalidate the bound.
+    each = plan.guesses.num_guesses // 2
+    return AttackResult(
+        guesses=guess(scores_N, coins_N, num_guessed_in=each, num_guessed_out=each),
+        separation=separate(scores_N, coins_N) if is_gaussian else None,
+    )
+
+
+def _singles(
+    shadows: Shadows, control: Shadows, played: "_Played", of_half: "_Played", of_nobody: Sequence[Seen], delta: float
+) -> tuple[SingleRelease, ...]:
+    """Return what was found of each release by itself: in the audit (``played``), its control (``of_half``) and draws
+    that nobody guessed in (``of_nobody``)."""
+    tests, more = _tests_of([*of_nobody, *played.seen]), shadows.more()
+    found, row = list[SingleRelease](), 0
+    for number, release in enumerate(shadows.releases):
+        of_all = more.get(release.name, ())
+        looked_at = SingleRelease(
+            name=release.name,
+            claim=release.claim,
+            noise=(*played.noise[number], *(each for each in of_all if isinstance(each, NoiseSeen))),
+            tests=(*tests[number], *(each for each in of_all if isinstance(each, NoiseTest))),
+            reach=release.reach,
+        )
+        if not release.is_attacked:
+            found.append(looked_at)
+            continue
+        results = []
+        for each in (played, of_half):
+            scores_RM = each.scores_RSM[:, row]
+            num_scores = int((~np.isnan(scores_RM)).sum())
+            plan = _at_best(release.claim, num_scores, delta, is_gaussian=shadows.is_gaussian)
+            # Laplace noise has no shift in standard deviations.
+            is_gaussian = release.claim.mu is not None and (shadows.is_gaussian or not release.is_joint)
+            results.append(_outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan, is_gaussian=is_gaussian))
+        # What the code under test shows of a gain counts up to what is claimed: a fault must not raise the power.
+        planned_mu = None if release.claim.mu is None else min(float(played.gains_S[row]), release.claim.mu)
+        found.append(
+            replace(
+                looked_at,
+                attack=replace(release.claim, mu=planned_mu),
+                found=results[0],
+                control=results[1],
+                control_claim=control.releases[number].claim,
+            )
+        )
+        row += 1
+    return tuple(found)
+
+
+def _tests_of(seen: Sequence[Seen]) -> list[tuple[NoiseTest, ...]]:
+    """Return for each release the tests of how its noise is drawn, over all draws that were ``seen``."""
+    draws, found = list(zip(*(each.draws for each in seen), strict=True)), []
+    scores = [np.concatenate([each.scores_RP for each in of_release]) for of_release in draws]
+    for of_release, score_RP, own in zip(draws, scores, noise_tests(scores), strict=True):
+        divisors = [each.divisor for each in of_release if each.divisor is not None]
+        num = int((~np.isnan(score_RP)).sum())
+        found.append((*own, grid_test(math.gcd(*divisors), num)) if divisors else own)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Played:
+    """Shadow releases that were drawn: the coins of their canaries and what the attacker sees of each."""
+
+    coins_RM: Coins
+    scores_RSM: FloatArray
+    gains_S: FloatArray
+    noise: tuple[tuple[NoiseSeen, ...], ...]
+    seen: list[Seen]
+
+    @classmethod
+    def drawn(cls, of: Shadows, name: str, *, num_releases: int, centred: bool, reporter: Reporter) -> Self:
+        """Draw releases, with a fair coin for each canary, and return what is seen of them. ``name``: the stage that
+        the reporter shows; ``centred``: subtract from each canary's score its mean over releases."""
         # The theorem needs fair coins that the attacker cannot predict.
         coins_RM = np.random.default_rng().random((num_releases, of.num_canaries)) < 0.5
         seen: list[Seen] = []
@@ -263,92 +380,7 @@ def _attacked(
             tuple(NoiseSeen.pooled(kind) for kind in zip(*of_release, strict=True))
             for of_release in zip(*(each.noise for each in seen), strict=True)
         )
-        return _Played(coins_RM=coins_RM, scores_RSM=scores_RSM, gains_S=gains_S, noise=noise, seen=seen)
-
-    def outcome(scores_N: FloatArray, coins_N: Coins, plan: AttackResult, *, is_gaussian: bool) -> AttackResult:
-        kept_N = ~np.isnan(scores_N)
-        scores_N, coins_N = scores_N[kept_N], coins_N[kept_N]
-        # Fixed before any score was seen: a number that is chosen by the scores would invalidate the bound.
-        each = plan.guesses.num_guesses // 2
-        return AttackResult(
-            guesses=guess(scores_N, coins_N, num_guessed_in=each, num_guessed_out=each),
-            separation=separate(scores_N, coins_N) if is_gaussian else None,
-        )
-
-    is_joint_S = [release.is_joint for release in shadows.releases if release.is_attacked]
-    both = {name: drawn(of, name) for name, of in (("audit", shadows), ("control", control))}
-    joint = {
-        name: outcome(each.joint_N(is_joint_S), each.coins_RM.ravel(), planned, is_gaussian=shadows.is_gaussian)
-        for name, each in both.items()
-    }
-    tests, more = _tests_of([*of_nobody, *both["audit"].seen]), shadows.more()
-    singles, row = [], 0
-    for number, release in enumerate(shadows.releases):
-        of_all = more.get(release.name, ())
-        looked_at = SingleRelease(
-            name=release.name,
-            claim=release.claim,
-            noise=(*both["audit"].noise[number], *(each for each in of_all if isinstance(each, NoiseSeen))),
-            tests=(*tests[number], *(each for each in of_all if isinstance(each, NoiseTest))),
-            reach=release.reach,
-        )
-        if not release.is_attacked:
-            singles.append(looked_at)
-            continue
-        results, count = [], 0
-        for each in both.values():
-            scores_RM = each.scores_RSM[:, row]
-            count = int((~np.isnan(scores_RM)).sum())
-            plan = at_best(release.claim, count)
-            # Laplace noise has no shift in standard deviations.
-            is_gaussian = release.claim.mu is not None and (shadows.is_gaussian or not release.is_joint)
-            results.append(outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan, is_gaussian=is_gaussian))
-        # What the code under test shows of a gain counts up to what is claimed: a fault must not raise the power.
-        planned_mu = None if release.claim.mu is None else min(float(both["audit"].gains_S[row]), release.claim.mu)
-        singles.append(
-            replace(
-                looked_at,
-                attack=replace(release.claim, mu=planned_mu),
-                found=results[0],
-                control=results[1],
-                control_claim=control.releases[number].claim,
-            )
-        )
-        row += 1
-    return AuditedRelease(
-        part=part,
-        release=shadows.events[0].noun,
-        attack=shadows.attack,
-        events=tuple(event_json(event) for event in shadows.events),
-        num_releases=num_releases,
-        canaries_each=shadows.num_canaries,
-        control_noise=control.control_noise,
-        planned=planned,
-        found=joint["audit"],
-        control=joint["control"],
-        singles=tuple(singles),
-        unseen=shadows.unseen,
-    )
-
-
-def _tests_of(seen: Sequence[Seen]) -> list[tuple[NoiseTest, ...]]:
-    """Return for each release the tests of how its noise is drawn, over all draws that were ``seen``."""
-    draws, found = list(zip(*(each.draws for each in seen), strict=True)), []
-    scores = [np.concatenate([each.scores_RP for each in of_release]) for of_release in draws]
-    for of_release, score_RP, own in zip(draws, scores, noise_tests(scores), strict=True):
-        divisors = [each.divisor for each in of_release if each.divisor is not None]
-        num = int((~np.isnan(score_RP)).sum())
-        found.append((*own, grid_test(math.gcd(*divisors), num)) if divisors else own)
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Played:
-    coins_RM: Coins
-    scores_RSM: FloatArray
-    gains_S: FloatArray
-    noise: tuple[tuple[NoiseSeen, ...], ...]
-    seen: list[Seen]
+        return cls(coins_RM=coins_RM, scores_RSM=scores_RSM, gains_S=gains_S, noise=noise, seen=seen)
 
     def joint_N(self, is_joint_S: Sequence[bool]) -> FloatArray:
         """Return the joint score of every canary: the likelihood ratio of those releases for which ``is_joint_S`` is

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-import datetime
 import http.server
 import io
 import json
@@ -20,10 +19,7 @@ import time
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from certificates import certificate
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles, until
@@ -271,24 +267,6 @@ def test_a_bucket_fills_at_its_rate_and_few_are_kept():
     for name in range(10_000):
         buckets.wait_s(str(name), now_s=1)
     assert len(buckets._levels) == 4096
-
-
-def certificate(folder, *, password=None):
-    """A certificate of this machine that signs itself: (certificate, key)."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    made = (
-        x509.CertificateBuilder(
-            name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(1)
-        )
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    pem = serialization.Encoding.PEM
-    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
-    (folder / "key.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, hidden))
-    return folder / "cert.pem", folder / "key.pem"
 
 
 def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(service, tmp_path):

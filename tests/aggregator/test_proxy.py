@@ -7,15 +7,17 @@ import http.server
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from browser import faults, opened_tab
+from certificates import certificate
 from serving import ANALYST, OPERATOR, free_port, ids, open_backend, table_votes, tokens_of_both_roles
 
 from aggregator.client import AggregatorClient
@@ -65,19 +67,30 @@ class Login(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def behind_nginx(folder, ports):
-    """nginx with the shipped configuration; only ports, certificates and the place of the map are the test's."""
+    """nginx with the shipped configuration; only ports, certificates and the place of the map are the test's. With
+    certificates in ``folder``, it speaks TLS on one port for both names, as shipped."""
     text = CONFIGURATION.read_text(encoding="utf-8")
     for name, port in ports.items():
         assert f"127.0.0.1:{name}" in text
         text = text.replace(f"127.0.0.1:{name}", f"127.0.0.1:{port}")
-    programs, people = free_port(), free_port()
-    for port in (programs, people):
-        text = text.replace("listen 443 ssl;", f"listen 127.0.0.1:{port};", 1)
-    text = re.sub(r" *ssl_certificate.*\n", "", text).replace("/etc/nginx/fairpate-people.map", f"{folder}/people.map")
+    text = text.replace("/etc/nginx/fairpate-people.map", f"{folder}/people.map")
+    programs = people = free_port()
+    if has_tls := (folder / "cert.pem").exists():
+        text = text.replace("listen 443 ssl;", f"listen 127.0.0.1:{programs} ssl;")
+        text = re.sub(r"/etc/nginx/fairpate-(cert|key)\.pem", rf"{folder}/\1.pem", text)
+    else:
+        people = free_port()
+        for port in (programs, people):
+            text = text.replace("listen 443 ssl;", f"listen 127.0.0.1:{port};", 1)
+        text = re.sub(r" *ssl_certificate.*\n", "", text)
     (folder / "people.map").write_text(f'alice@example.org "Bearer {ANALYST}";\n', encoding="utf-8")
     (folder / "fairpate.conf").write_text(text, encoding="utf-8")
     (folder / "nginx.conf").write_text(MAIN.format(folder=folder), encoding="utf-8")
-    command = [NGINX, "-p", folder, "-c", folder / "nginx.conf", "-g", "daemon off;"]
+    command = [NGINX, "-p", folder, "-c", folder / "nginx.conf"]
+    tested = subprocess.run([*command, "-t"], capture_output=True, text=True, check=False)  # noqa: S603
+    assert tested.returncode == 0 and "test is successful" in tested.stderr, tested.stderr
+    assert "[warn]" not in tested.stderr
+    command += ["-g", "daemon off;"]
     with subprocess.Popen(command) as process:  # noqa: S603
         try:
             deadline_s = time.monotonic() + 20
@@ -88,7 +101,8 @@ def behind_nginx(folder, ports):
                 except OSError:
                     time.sleep(0.05)
             assert process.poll() is None, (folder / "error.log").read_text()
-            yield f"http://127.0.0.1:{programs}", f"http://127.0.0.1:{people}"
+            scheme = "https" if has_tls else "http"
+            yield f"{scheme}://127.0.0.1:{programs}", f"{scheme}://127.0.0.1:{people}"
         finally:
             process.terminate()
 
@@ -282,6 +296,65 @@ def test_slow_voters_of_one_run_do_not_hold_up_another(tmp_path):
 def test_a_redirect_does_not_repeat_the_host_that_was_asked_for(standing):
     answer = httpx.get(f"{standing[0]}/v1/runs/adult", headers={"Host": "evil.example"})
     assert (answer.status_code, answer.headers["location"]) == (308, "/v1/runs/adult/")
+
+
+def test_with_its_certificates_it_speaks_tls_alone_and_tells_the_names_apart(tmp_path):
+    """As shipped: both servers on one port, where the name that a client asks for decides."""
+    names = ("fairpate.example.org", "people.fairpate.example.org")
+    cert, _ = certificate(tmp_path, names=names)
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with in_front(tmp_path) as (url, _, _), httpx.Client(verify=trusting, headers=AS_ANALYST) as client:
+        programs, people = ({"headers": {"Host": name}, "extensions": {"sni_hostname": name}} for name in names)
+        asked = client.post(f"{url}/v1/runs/adult/v1/queries", json=ids(range(3)), **programs)
+        spoken = asked.extensions["network_stream"].get_extra_info("ssl_object").version()
+        assert asked.status_code == 200 and spoken in ("TLSv1.2", "TLSv1.3")
+        assert client.get(f"{url}/v1/runs/adult/v1/me", **people).headers["location"] == "/oauth2/start"
+        # A caller of the address alone is a program: the first server is the default.
+        assert client.get(f"{url}/v1/runs/adult/v1/me", extensions={"sni_hostname": names[0]}).status_code == 200
+        assert httpx.get(url.replace("https", "http")).status_code == 400
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(url)
+
+
+def test_one_address_sends_no_more_requests_than_its_limit_and_another_is_not_slowed_down(standing):
+    url, _, _ = standing
+    first, second = (httpx.Client(transport=httpx.HTTPTransport(local_address=f"127.0.0.{n}")) for n in (4, 5))
+    with first, second:
+        began_s = time.monotonic()
+        found = [first.get(f"{url}/v1/runs/adult/nothing", headers=AS_ANALYST).status_code for _ in range(400)]
+        # 200 at once, and 100 a second.
+        passed, seconds = sum(status != 429 for status in found), time.monotonic() - began_s
+        assert set(found[:200]) == {404}
+        assert passed <= 202 + 100 * seconds
+        assert second.get(f"{url}/v1/runs/adult/v1/me", headers=AS_ANALYST).status_code == 200
+        if seconds < 1.5:  # otherwise this machine is too busy to send more than the limit
+            assert 429 in found
+
+
+def test_one_address_holds_no_more_connections_than_its_limit(standing):
+    url, _, _ = standing
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    head = b"POST /v1/runs/adult/v1/queries HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+    with ExitStack() as opened:
+        # Their bodies are held back, so that none of them ends.
+        for _ in range(32):
+            held = opened.enter_context(socket.create_connection(address, source_address=("127.0.0.6", 0)))
+            held.sendall(head)
+        answers = []
+        for place in (6, 7):
+            transport = httpx.HTTPTransport(local_address=f"127.0.0.{place}")
+            client = opened.enter_context(httpx.Client(transport=transport, headers=AS_ANALYST))
+            answers.append(client)
+        deadline_s = time.monotonic() + 10
+        while answers[0].get(f"{url}/v1/runs/adult/v1/me").status_code != 429 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert [each.get(f"{url}/v1/runs/adult/v1/me").status_code for each in answers] == [429, 200]
+
+
+def test_a_header_longer_than_nginx_reads_does_not_reach_a_service(standing):
+    url, _, _ = standing
+    answer = httpx.get(f"{url}/v1/runs/adult/v1/me", headers={**AS_ANALYST, "X-Request-Id": "a" * 40_000})
+    assert answer.status_code == 400 and "x-request-id" not in answer.headers
 
 
 @pytest.mark.slow

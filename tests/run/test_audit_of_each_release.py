@@ -25,12 +25,11 @@ from fairpate.methods.noisy_counts import Bins
 from fairpate.nn import private_fit
 from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, NoiseSeen, gaussian_epsilon, gaussian_mu
-from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
+from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.report.run_page import SURE, AttackResult, Audit, audit_page
 from fairpate.run import audit as run_audit
 from fairpate.run.audit import CANARIES, Claimed, Drawn, Seen, Shadows
 from fairpate.run.run import run_method
-from fairpate.types import PrivacyStatement
 
 # A timeout, so that this long file is among the first to start.
 pytestmark = [pytest.mark.usefixtures("light_runs"), pytest.mark.timeout(900)]
@@ -756,26 +755,17 @@ def correct(delta: float, epsilons: tuple[float, ...], num_canaries: int, *, noi
 
 def simulated(mus: tuple[float, ...], *, num_canaries: int = 2000, noise: float = 1.0) -> Audit:
     delta = 1e-5
-    total = math.hypot(*mus)
-    statement = PrivacyStatement(
-        method="made",
-        accounting="pld",
-        events=(),
-        epsilon=gaussian_epsilon(total, delta),
-        delta=delta,
-        unit="record",
-        relation="add or remove one",
-        noise=OS_ENTROPY,
-    )
+    epsilon = gaussian_epsilon(math.hypot(*mus), delta)
     shadows, control = correct(delta, mus, 200, noise=noise), correct(delta, tuple(2 * mu for mu in mus), 200)
     options: dict[str, Any] = {"num_canaries": num_canaries, "minutes": 60.0, "centred": False}
-    released = run_audit._attacked(shadows, control, statement, "private", QUIET, **options)
+    options |= {"epsilon": epsilon, "delta": delta}
+    released = run_audit.attacked(shadows, control, "private", QUIET, **options)
     return Audit(
         method="made",
         unit="record",
         relation="add or remove one",
         delta=delta,
-        epsilon=float(statement.epsilon or 0),
+        epsilon=epsilon,
         settings="",
         records="made",
         not_attacked=(),
