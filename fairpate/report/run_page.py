@@ -966,9 +966,10 @@ class Audit:
     """The results of an audit, which attacks releases to test the claimed ``epsilon`` at ``delta`` for ``unit`` and
     ``relation``.
 
-    ``settings``: the digest of the settings that were audited. ``records``: whether the records other than canaries
-    were ``made`` up or are the ``private`` ones; an audit with private ones must not be published. ``not_attacked``:
-    releases that the privacy statement covers but the audit did not attack.
+    ``settings``: the digest of the settings, or of the plan over sites, that was audited. ``records``: whether the
+    records other than canaries are ``made`` up or are the ``private`` ones; an audit with private ones must not be
+    published. ``sites``: simulated sites of a plan added up canaries alone. ``not_attacked``: what the privacy
+    statement covers but the audit did not attack.
     """
 
     method: str

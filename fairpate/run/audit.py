@@ -166,8 +166,8 @@ def audit_run(
             for words, is_covered in (
                 ("the choice of settings by validation records", "validation" in statement.part_events),
                 (
-                    "the noise that each site adds by itself (here it is drawn in one place, so that nobody notices a "
-                    "site whose noise is missing or known)",
+                    "the noise that each site adds by itself (here it is drawn in one place; each site attacks its own "
+                    "program with `fairpate site audit PLAN`)",
                     run.journal.exists(),
                 ),
             )

@@ -89,7 +89,7 @@ def audit_plan(
         delta=target["delta"],
         epsilon=max(prices),
         settings=plan.digest,
-        records="made",
+        records="sites",
         not_attacked=(_NOT_ATTACKED,),
         releases=tuple(releases),
     )
@@ -209,8 +209,8 @@ class _Shown:
 
 
 def _seen(releases: Sequence[Sequence[_Shown]], share: float) -> Seen:
-    """Return what is seen of ``releases``, the sum first and then each site; each is over several sums of the plan, with
-    the share ``share`` of their noise."""
+    """Return what is seen of ``releases``, the sum first and then each site; each is over several sums of the plan,
+    with the share ``share`` of their noise."""
     scores, gains, noise, draws = [], [], list[tuple[NoiseSeen, ...]](), list[Drawn]()
     for shown in releases:
         score_M, gain_M = log_ratio(

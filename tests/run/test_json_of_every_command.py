@@ -45,6 +45,7 @@ SUCCEEDS = {
     "site plan": None,
     "site serve": None,
     "site join": None,
+    "site audit": None,
     "site simulate": None,
     "audit": None,
     "bundle": None,
