@@ -14,7 +14,7 @@ Shapes: M canaries, H hidden units, D features, P numbers of one release.
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split
-from fairpate.methods.base import Audited, Watch, price
+from fairpate.methods.base import Audited, price
 from fairpate.methods.shadows import (
     LOUD,
     MANY,
@@ -53,6 +53,7 @@ from fairpate.privacy.audit import (
     normal_scores,
     spread_of_samples,
 )
+from fairpate.releases.directory import DataRecord
 from fairpate.types import FloatArray, IntArray
 
 _FAR = 50.0  # of a logarithm of odds
@@ -113,205 +114,315 @@ def _on_trainings(config: Any, audited: Audited) -> Shadows:
     The attacker sees the noisy sums of all steps, which the guarantee is for. The noise that is claimed is that of the
     run's privacy events; of a control that of its own training's events.
     """
-    facts, loaded, stated, initial_model = audited.facts, audited.loaded, audited.events, audited.initial_model
+    facts, loaded, stated = audited.facts, audited.loaded, audited.events
     rates = {rate for event in stated if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
     config = config.model_copy(update={"dp_sgd": config.dp_sgd.model_copy(update={"num_records": size})})
-    width = math.prod(facts.record_shape)
-    number_M = np.random.default_rng(0).permutation(width)[:MOST_EACH]
-    loud_MD = torch.zeros(len(number_M), width)
-    loud_MD[torch.arange(len(number_M)), torch.from_numpy(number_M)] = 255 if facts.kind == "image" else LOUD
-    canary_x = loud_MD.reshape(-1, *facts.record_shape)
-    canary_x = canary_x.to(torch.uint8) if facts.kind == "image" else canary_x
-    canaries = (canary_x, *labels_and_groups(facts, len(number_M)))
-    label_M = canaries[1]
-    public_x = torch.zeros(MOST_EACH, *facts.record_shape, dtype=canary_x.dtype) if loaded is None else loaded.public.x
+    canaries = _Canaries.of(facts)
+    public_x = torch.zeros(MOST_EACH, *facts.record_shape, dtype=canaries.x.dtype)
     # Half of the canaries are included on average: a shadow release is as large as that of the run.
     setting = setting_of(
-        facts, public_x, canaries, num_others=max(0, size - len(number_M) // 2), loaded=loaded, is_embedded=False
+        facts,
+        public_x if loaded is None else loaded.public.x,
+        (canaries.x, *labels_and_groups(facts, len(canaries))),
+        num_others=max(0, size - len(canaries) // 2),
+        loaded=loaded,
+        is_embedded=False,
     )
-    true_M, seen_x = torch.from_numpy(label_M), scale_bytes(canary_x)
-
-    def odds(model: torch.nn.Module) -> FloatArray:
-        """Return the log odds that ``model`` gives to every canary's label."""
-        with torch.no_grad():
-            logits_MC = model.eval()(seen_x).double()
-        own_M = logits_MC.gather(1, true_M[:, None])
-        rest_MC = logits_MC.scatter(1, true_M[:, None], -math.inf)
-        return (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
-
-    def trained(dataset: Dataset, watch: Watch, model: torch.nn.Module) -> Any:
-        return config.train(replace(training_of(config, dataset, model), watch=watch))
-
-    # First one canary alone, without the others: how far it moves the exact sums of all steps, and how often it is
-    # sampled, whatever is drawn.
-    sums: dict[str, _Sums] = {}
-
-    def reached(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG001
-        kept, length = sums.setdefault(name, _Sums()), _length(name, exact) / norm
-        kept.norm, kept.num, kept.total = max(kept.norm, length), kept.num + 1, kept.total + (length > 0)
-
     # A convolution shares its weights among places: no canary has a direction of its own.
-    first = next(initial_model(config, setting.dataset).parameters())
-    has_direction = first.ndim == 2 and first.shape[1] == width
-    labels = min(len(facts.label_names), len(number_M))
+    first = next(audited.initial_model(config, setting.dataset).parameters())
+    has_direction = first.ndim == 2 and first.shape[1] == math.prod(facts.record_shape)
     # Where shadow releases do not show who is sampled, as many steps as it takes to see twice the rate.
     wanted = 0.0 if has_direction and loaded is None else _SAMPLED / min(rates, default=math.inf)
-    for number in range(_MOST_ALONE):
-        if number >= labels and sums["gradients"].num >= wanted:
-            break
-        start = number % labels * setting.copies
-        alone = replace(setting.dataset, private=setting.canaries.take(list(range(start, start + setting.copies))))
-        # Of so few records noisy group shares may be all 0.
-        public = config.with_public_shares(num_groups=len(facts.group_names), num_classes=len(facts.label_names))
-        public.train(replace(training_of(public, alone, initial_model(public, alone)), watch=reached))
-    one_step = _OneStep.of(config, audited, canary_x)
-    whole = setting.with_canaries(np.ones(len(number_M), np.bool_))
-    events = trained(whole, reached_by_many := _Names(), initial_model(config, whole)).events
+    of_one = _sums_of_one(config, audited, setting, num_canaries=len(canaries), least_steps=wanted)
+    one_step = _OneStep.of(config, audited, canaries.x)
+    whole, reached_by_many = setting.with_canaries(np.ones(len(canaries), np.bool_)), _Names()
+    model = audited.initial_model(config, whole)
+    events = config.train(replace(training_of(config, whole, model), watch=reached_by_many)).events
     multipliers = config.noise_of_steps(tuple(events if audited.is_control else stated))
     if unknown := set(reached_by_many.names) - set(multipliers):
         raise AuditError(f"method: {config.method} releases {', '.join(sorted(unknown))}, for which no audit is known.")
-    rate = next((r for event in events if (r := getattr(event, "sampling_rate", 1.0)) < 1), 1.0)
-    is_replaced = getattr(events[0], "relation", "") == "replace one"
-
-    def play(included_M: Coins) -> Seen:
-        dataset = setting.with_canaries(included_M)
-        if is_replaced:  # by a record at the origin
-            rest = setting.canaries.take(np.flatnonzero(np.repeat(~included_M, setting.copies)).tolist())
-            dataset = replace(dataset, private=joined(dataset.private, replace(rest, x=torch.zeros_like(rest.x))))
-        model = initial_model(config, dataset)
-        # Subtract the odds under the initial model, whose weights a public seed draws.
-        before = odds(model)
-        seen = {name: [_Sums(), _Sums()] for name in multipliers}
-        rows = {name: list[FloatArray]() for name in multipliers}
-        ratio_M, squared_M = np.zeros(len(number_M)), np.zeros(len(number_M))
-        counts_M, steps = np.zeros(len(number_M)), _Steps(config, number_M)
-
-        def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
-            multiplier, variance, _ = multipliers[name]
-            pairs = [
-                tuple(np.asarray(_on_cpu(each), np.float64).ravel()[:_MOST_NUMBERS] for each in pair)
-                for pair in zip(exact, released, strict=True)
-            ]
-            # Noise may be missing on empty samples alone.
-            of = seen[name][any(was_P.any() for was_P, _ in pairs)]
-            for was_P, shown_P in pairs:
-                of.total += float((((shown_P - was_P) / (norm * multiplier)) ** 2).sum()) / variance
-                of.num += len(was_P)
-            if num_rows[name] < _MOST_DRAWS:
-                num_rows[name] += 1
-                each = max(1, _MOST_PLACES // len(pairs))
-                noise_P = np.concatenate([(shown_P - was_P)[:each] for was_P, shown_P in pairs])
-                stddev = norm * multiplier * math.sqrt(variance)
-                rows[name].append(normal_scores(noise_P, stddev, laplace=name == "histograms"))
-            if name == "gradients" and has_direction:
-                # Its own feature's weights show in the exact sum whether a canary is in the sample.
-                exact_HD = next(each for each in exact if each.shape == first.shape)
-                counts_M[:] += (exact_HD.detach().cpu()[:, number_M] != 0).any(dim=0).numpy()
-                shown_HD = next(each for each in released if each.shape == first.shape)
-                steps.see(model, shown_HD, stddev=norm * multiplier)
-                shift_M, score_M = _along(model, shown_HD, norm)
-                weight_M, projected_M = np.minimum(shift_M, 1.0) / multiplier, score_M / multiplier
-                # The likelihood ratio of a Poisson sample: the canary is in it with the sampling rate.
-                raised_M = np.clip(projected_M * weight_M - weight_M**2 / 2, -_FAR, _FAR)
-                ratio_M[:] += raised_M if rate == 1 else np.log1p(rate * np.expm1(raised_M))
-                squared_M[:] += weight_M**2 if rate == 1 else rate**2 * np.expm1(np.minimum(weight_M**2, _FAR))
-
-        def _along(model: torch.nn.Module, shown_HD: Tensor, norm: float) -> tuple[FloatArray, FloatArray]:
-            """Return the norm of every canary's gradient by its own feature's weights, over the clipping bound, and
-            the released sum in its direction."""
-            weights = next(model.parameters())
-            with torch.enable_grad():
-                loss = torch.nn.functional.cross_entropy(model(seen_x.to(weights.device)), true_M, reduction="sum")
-                # Only its own canary has a feature, so that one gradient of the sum has that of each in its column.
-                (slopes_HD,) = torch.autograd.grad(loss, [weights])
-            columns = torch.from_numpy(number_M)
-            slope_HM, shown_HM = (each.detach().cpu()[:, columns].double().numpy() for each in (slopes_HD, shown_HD))
-            length_M = np.linalg.norm(slope_HM, axis=0)
-            return length_M / norm, (slope_HM * shown_HM).sum(axis=0) / np.maximum(length_M, 1e-30) / norm
-
-        result = trained(dataset, watch, model)
-        if has_direction:
-            gain_M = np.sqrt(squared_M)
-            score_M = ratio_M / np.maximum(gain_M, 1e-30) + gain_M / 2
-        else:
-            # Of unknown gain: this attack alone has no power, whatever it finds.
-            score_M, gain_M = odds(result.model) - before, np.zeros(len(number_M))
-        noise = {
-            name: [NoiseSeen.of_squares(each.total, each.num, kurtosis=multipliers[name][2]) for each in seen[name]]
-            for name in names
-        }
-        if has_direction and loaded is None:
-            sampled.extend(counts_M[included_M].tolist())
-            moved.append(steps.apart)
-            num_steps.append(steps.num)
-        of_beside = one_step.seen(included_M)
-        draws = [
-            Drawn(scores_RP=np.array(rows[name]) if rows[name] else np.zeros((0, num_places.get(name, 0))))
-            for name in names
-        ]
-        num_places.update({name: each.scores_RP.shape[1] for name, each in zip(names, draws, strict=True)})
-        return Seen(
-            scores_SM=np.stack([score_M, *(score for score, _ in of_beside)]),
-            gains_SM=np.stack([gain_M, *(gain for _, gain in of_beside)]),
-            noise=tuple(tuple(noise[name]) for name in names),
-            draws=tuple(draws),
-        )
-
-    # Of all that is played: how often canaries were sampled, how weights moved, and the steps whose noise is kept.
-    sampled, moved, num_steps = list[float](), list[float](), list[int]()
-    num_rows, num_places = dict.fromkeys(multipliers, 0), dict[str, int]()
-    names = [name for name in multipliers if name in reached_by_many.names]
-
-    def more() -> dict[str, tuple[NoiseSeen | NoiseTest, ...]]:
-        found: list[NoiseSeen | NoiseTest] = []
-        if moved:
-            found.append(NoiseTest(what="weights", value=max(moved), p_value=float(max(moved) <= _STILL)))
-        if rate < 1:
-            # Of canaries without a direction, as it was seen of one alone.
-            in_samples = sums["gradients"]
-            if sampled:
-                in_samples = _Sums(total=sum(sampled), num=num_steps[0] * len(sampled))
-                found.append(spread_of_samples(sampled, num_steps=num_steps[0], rate=rate))
-            found.append(NoiseSeen.of_samples(int(in_samples.total), in_samples.num, rate=rate))
-        return {"gradients": tuple(found)}
-
-    delta, releases = config.target.delta, []
-    for name in names:
-        reach = max(sums[name].norm if name in sums else 0.0, one_step.reach.get(name, 0.0))
-        if name == "gradients":
-            # Of the gradients alone, where each step releases more.
-            count = sum(getattr(event, "count", 0) for event in events if getattr(event, "sampling_rate", 1.0) == rate)
-            alone_event = PoissonGaussians(
-                count=count,
-                noise_multiplier=multipliers[name][0],
-                sampling_rate=rate,
-                relation=events[0].relation,
-            )
-            epsilon = price([alone_event], delta=delta, accounting=config.target.accounting).epsilon
-            claim = IdealAttack(epsilon=epsilon, mu=gaussian_mu(epsilon, delta) if epsilon else 0.0)
-            releases.append(Claimed(name=name, claim=claim, reach=reach))
-        else:
-            # The others in one step on all records, where no sample of others hides a canary.
-            claim = one_step.claim(name, delta)
-            releases.append(Claimed(name=name, claim=claim, is_joint=False, reach=reach))
+    attack = _Attack(
+        config=config,
+        audited=audited,
+        setting=setting,
+        canaries=canaries,
+        multipliers=multipliers,
+        names=[name for name in multipliers if name in reached_by_many.names],
+        events=events,
+        direction=first.shape if has_direction else None,
+        of_one=of_one,
+        one_step=one_step,
+        num_rows=dict.fromkeys(multipliers, 0),
+    )
     # Without sampling, a step is Gaussian itself.
-    is_gaussian = rate == 1 or sum(getattr(event, "count", 0) for event in events) >= MANY
-    attack = (
+    is_gaussian = attack.rate == 1 or sum(getattr(event, "count", 0) for event in events) >= MANY
+    words = (
         "likelihood ratio of the noisy sums of all steps in the direction of the canary's gradient"
         if has_direction
         else "how much the published model raised the odds of the canary's label"
     )
     return Shadows(
-        attack=attack,
+        attack=words,
         events=events,
-        num_canaries=len(number_M),
-        releases=tuple(releases),
-        play=play,
+        num_canaries=len(canaries),
+        releases=attack.claims(),
+        play=attack.play,
         is_gaussian=is_gaussian,
-        more=more,
+        more=attack.more,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Canaries:
+    """The canaries of a training: ``number_M``, the feature that each has alone; their features ``x``, and as a model
+    reads them ``seen_x``; their labels."""
+
+    number_M: IntArray
+    x: Tensor
+    seen_x: Tensor
+    label_M: Tensor
+
+    @classmethod
+    def of(cls, facts: DataRecord) -> Self:
+        width, is_picture = math.prod(facts.record_shape), facts.kind == "image"
+        number_M = np.random.default_rng(0).permutation(width)[:MOST_EACH]
+        loud_MD = torch.zeros(len(number_M), width)
+        loud_MD[torch.arange(len(number_M)), torch.from_numpy(number_M)] = 255 if is_picture else LOUD
+        x = loud_MD.reshape(-1, *facts.record_shape)
+        x = x.to(torch.uint8) if is_picture else x
+        label_M, _ = labels_and_groups(facts, len(number_M))
+        return cls(number_M=number_M, x=x, seen_x=scale_bytes(x), label_M=torch.from_numpy(label_M))
+
+    def __len__(self) -> int:
+        return len(self.number_M)
+
+    def odds(self, model: torch.nn.Module) -> FloatArray:
+        """Return the log odds that ``model`` gives to every canary's label."""
+        with torch.no_grad():
+            logits_MC = model.eval()(self.seen_x).double()
+        own_M = logits_MC.gather(1, self.label_M[:, None])
+        rest_MC = logits_MC.scatter(1, self.label_M[:, None], -math.inf)
+        return (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
+
+    def along(self, model: torch.nn.Module, shown_HD: Tensor, norm: float) -> tuple[FloatArray, FloatArray]:
+        """Return the norm of every canary's gradient by its own feature's weights, over the clipping bound ``norm``,
+        and the released sum ``shown_HD`` in its direction."""
+        weights = next(model.parameters())
+        with torch.enable_grad():
+            said = model(self.seen_x.to(weights.device))
+            loss = torch.nn.functional.cross_entropy(said, self.label_M, reduction="sum")
+            # Only its own canary has a feature, so that one gradient of the sum has that of each in its column.
+            (slopes_HD,) = torch.autograd.grad(loss, [weights])
+        columns = torch.from_numpy(self.number_M)
+        slope_HM, shown_HM = (each.detach().cpu()[:, columns].double().numpy() for each in (slopes_HD, shown_HD))
+        length_M = np.linalg.norm(slope_HM, axis=0)
+        return length_M / norm, (slope_HM * shown_HM).sum(axis=0) / np.maximum(length_M, 1e-30) / norm
+
+
+def _sums_of_one(
+    config: Any, audited: Audited, setting: ShadowData, *, num_canaries: int, least_steps: float
+) -> dict[str, _Sums]:
+    """Train on one canary alone, of each label in turn, until there were ``least_steps`` steps. Return by release how
+    far it moves the exact sums of all steps, and how often it is sampled, whatever is drawn."""
+    facts, sums = audited.facts, dict[str, _Sums]()
+
+    def reached(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG001
+        kept, length = sums.setdefault(name, _Sums()), _length(name, exact) / norm
+        kept.norm, kept.num, kept.total = max(kept.norm, length), kept.num + 1, kept.total + (length > 0)
+
+    labels = min(len(facts.label_names), num_canaries)
+    # Of so few records noisy group shares may be all 0.
+    public = config.with_public_shares(num_groups=len(facts.group_names), num_classes=len(facts.label_names))
+    for number in range(_MOST_ALONE):
+        if number >= labels and sums["gradients"].num >= least_steps:
+            break
+        start = number % labels * setting.copies
+        alone = replace(setting.dataset, private=setting.canaries.take(list(range(start, start + setting.copies))))
+        model = audited.initial_model(public, alone)
+        public.train(replace(training_of(public, alone, model), watch=reached))
+    return sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attack:
+    """The attack on trainings of ``config``, planned as :func:`_on_trainings` says.
+
+    ``multipliers``: by release, its stated noise (``noise_of_steps``); ``names``: the releases that are made;
+    ``direction``: the shape of the weights in which each canary has a direction of its own, None if there are none;
+    ``of_one``, ``one_step``: what one canary alone, and a step on all records, showed.
+
+    Of all that is played it keeps how often canaries were ``sampled``, how weights ``moved``, and how many numbers and
+    steps of each release were looked at.
+    """
+
+    config: Any
+    audited: Audited
+    setting: ShadowData
+    canaries: _Canaries
+    multipliers: dict[str, tuple[float, float, float]]
+    names: list[str]
+    events: Sequence[Any]
+    direction: torch.Size | None
+    of_one: dict[str, _Sums]
+    one_step: "_OneStep"
+    num_rows: dict[str, int]
+    num_places: dict[str, int] = field(default_factory=dict)
+    sampled: list[float] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)
+    num_steps: list[int] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return next((r for event in self.events if (r := getattr(event, "sampling_rate", 1.0)) < 1), 1.0)
+
+    def play(self, included_M: Coins) -> Seen:
+        dataset = self._dataset(included_M)
+        model = self.audited.initial_model(self.config, dataset)
+        # Subtract the odds under the initial model, whose weights a public seed draws.
+        before, watched = self.canaries.odds(model), _Watched(self, model)
+        result = self.config.train(replace(training_of(self.config, dataset, model), watch=watched))
+        if self.direction is not None:
+            score_M, gain_M = watched.scores()
+        else:
+            # Of unknown gain: this attack alone has no power, whatever it finds.
+            score_M, gain_M = self.canaries.odds(result.model) - before, np.zeros(len(self.canaries))
+        if self.direction is not None and self.audited.loaded is None:
+            self.sampled.extend(watched.counts_M[included_M].tolist())
+            self.moved.append(watched.steps.apart)
+            self.num_steps.append(watched.steps.num)
+        of_beside = self.one_step.seen(included_M)
+        draws = [
+            Drawn(scores_RP=np.array(rows) if rows else np.zeros((0, self.num_places.get(name, 0))))
+            for name, rows in ((name, watched.rows[name]) for name in self.names)
+        ]
+        self.num_places.update({name: each.scores_RP.shape[1] for name, each in zip(self.names, draws, strict=True)})
+        return Seen(
+            scores_SM=np.stack([score_M, *(score for score, _ in of_beside)]),
+            gains_SM=np.stack([gain_M, *(gain for _, gain in of_beside)]),
+            noise=tuple(
+                tuple(
+                    NoiseSeen.of_squares(each.total, each.num, kurtosis=self.multipliers[name][2])
+                    for each in watched.seen[name]
+                )
+                for name in self.names
+            ),
+            draws=tuple(draws),
+        )
+
+    def _dataset(self, included_M: Coins) -> Dataset:
+        """Return the records of one training; if neighbours replace a record, one at the origin for each canary that is
+        not included."""
+        dataset = self.setting.with_canaries(included_M)
+        if getattr(self.events[0], "relation", "") == "replace one":
+            rows = np.flatnonzero(np.repeat(~included_M, self.setting.copies))
+            rest = self.setting.canaries.take(rows.tolist())
+            dataset = replace(dataset, private=joined(dataset.private, replace(rest, x=torch.zeros_like(rest.x))))
+        return dataset
+
+    def more(self) -> dict[str, tuple[NoiseSeen | NoiseTest, ...]]:
+        """Return what all trainings showed together: how weights moved, and how canaries were sampled."""
+        found: list[NoiseSeen | NoiseTest] = []
+        if self.moved:
+            most = max(self.moved)
+            found.append(NoiseTest(what="weights", value=most, p_value=float(most <= _STILL)))
+        if self.rate < 1:
+            # Of canaries without a direction, as it was seen of one alone.
+            in_samples = self.of_one["gradients"]
+            if self.sampled:
+                in_samples = _Sums(total=sum(self.sampled), num=self.num_steps[0] * len(self.sampled))
+                found.append(spread_of_samples(self.sampled, num_steps=self.num_steps[0], rate=self.rate))
+            found.append(NoiseSeen.of_samples(int(in_samples.total), in_samples.num, rate=self.rate))
+        return {"gradients": tuple(found)}
+
+    def claims(self) -> tuple[Claimed, ...]:
+        """Return what is claimed of each release alone: of gradients over all steps, of the others in one step on all
+        records, where no sample of others hides a canary."""
+        delta, found = self.config.target.delta, []
+        for name in self.names:
+            of_one = self.of_one[name].norm if name in self.of_one else 0.0
+            reach = max(of_one, self.one_step.reach.get(name, 0.0))
+            if name == "gradients":
+                claim = self._claim_of_gradients(delta)
+                found.append(Claimed(name=name, claim=claim, reach=reach))
+            else:
+                claim = self.one_step.claim(name, delta)
+                found.append(Claimed(name=name, claim=claim, is_joint=False, reach=reach))
+        return tuple(found)
+
+    def _claim_of_gradients(self, delta: float) -> IdealAttack:
+        """Return the strongest attack on the gradients alone, where each step may release more."""
+        rate = self.rate
+        count = sum(getattr(event, "count", 0) for event in self.events if getattr(event, "sampling_rate", 1.0) == rate)
+        alone = PoissonGaussians(
+            count=count,
+            noise_multiplier=self.multipliers["gradients"][0],
+            sampling_rate=rate,
+            relation=self.events[0].relation,
+        )
+        epsilon = price([alone], delta=delta, accounting=self.config.target.accounting).epsilon
+        return IdealAttack(epsilon=epsilon, mu=gaussian_mu(epsilon, delta) if epsilon else 0.0)
+
+
+class _Watched:
+    """What the attacker and the audit see of one training, step by step.
+
+    ``seen``: by release, squares of the noise on sums that are 0 and on others; ``rows``: the noise of some steps, as
+    numbers; ``counts_M``: how often each canary was in a sample; ``steps``: how the weights moved.
+    """
+
+    def __init__(self, attack: _Attack, model: torch.nn.Module) -> None:
+        self._attack, self._model = attack, model
+        self.seen = {name: [_Sums(), _Sums()] for name in attack.multipliers}
+        self.rows = {name: list[FloatArray]() for name in attack.multipliers}
+        self.counts_M, self.steps = np.zeros(len(attack.canaries)), _Steps(attack.config, attack.canaries.number_M)
+        # Log-likelihood ratio of every canary, and the square of its gain.
+        self._ratio_M, self._squared_M = np.zeros(len(attack.canaries)), np.zeros(len(attack.canaries))
+
+    def __call__(self, name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
+        self._see_noise(name, exact, released, norm)
+        if name == "gradients" and self._attack.direction is not None:
+            exact_HD, shown_HD = (
+                next(each for each in parts if each.shape == self._attack.direction) for parts in (exact, released)
+            )
+            self._see_gradients(exact_HD, shown_HD, norm)
+
+    def scores(self) -> tuple[FloatArray, FloatArray]:
+        """Return the scores and gains (M,) of the canaries."""
+        gain_M = np.sqrt(self._squared_M)
+        return self._ratio_M / np.maximum(gain_M, 1e-30) + gain_M / 2, gain_M
+
+    def _see_noise(self, name: str, exact: Sequence[Any], released: Sequence[Any], norm: float) -> None:
+        multiplier, variance, _ = self._attack.multipliers[name]
+        pairs = [
+            tuple(np.asarray(_on_cpu(each), np.float64).ravel()[:_MOST_NUMBERS] for each in pair)
+            for pair in zip(exact, released, strict=True)
+        ]
+        # Noise may be missing on empty samples alone.
+        of = self.seen[name][any(was_P.any() for was_P, _ in pairs)]
+        for was_P, shown_P in pairs:
+            of.total += float((((shown_P - was_P) / (norm * multiplier)) ** 2).sum()) / variance
+            of.num += len(was_P)
+        if self._attack.num_rows[name] < _MOST_DRAWS:
+            self._attack.num_rows[name] += 1
+            each = max(1, _MOST_PLACES // len(pairs))
+            noise_P = np.concatenate([(shown_P - was_P)[:each] for was_P, shown_P in pairs])
+            stddev = norm * multiplier * math.sqrt(variance)
+            self.rows[name].append(normal_scores(noise_P, stddev, laplace=name == "histograms"))
+
+    def _see_gradients(self, exact_HD: Tensor, shown_HD: Tensor, norm: float) -> None:
+        attack, rate = self._attack, self._attack.rate
+        multiplier = attack.multipliers["gradients"][0]
+        # Its own feature's weights show in the exact sum whether a canary is in the sample.
+        self.counts_M += (exact_HD.detach().cpu()[:, attack.canaries.number_M] != 0).any(dim=0).numpy()
+        self.steps.see(self._model, shown_HD, stddev=norm * multiplier)
+        shift_M, score_M = attack.canaries.along(self._model, shown_HD, norm)
+        weight_M, projected_M = np.minimum(shift_M, 1.0) / multiplier, score_M / multiplier
+        # The likelihood ratio of a Poisson sample: the canary is in it with the sampling rate.
+        raised_M = np.clip(projected_M * weight_M - weight_M**2 / 2, -_FAR, _FAR)
+        self._ratio_M += raised_M if rate == 1 else np.log1p(rate * np.expm1(raised_M))
+        self._squared_M += weight_M**2 if rate == 1 else rate**2 * np.expm1(np.minimum(weight_M**2, _FAR))
 
 
 class _Steps:

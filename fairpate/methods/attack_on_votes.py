@@ -10,7 +10,7 @@ Shapes: M canaries, Q queries, C classes, K bins of scores.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy
@@ -117,6 +117,328 @@ class _TableByScore:
         return Claimed(name="table by score", claim=gaussian_claim(self.unit, self.stddev, delta), reach=reach)
 
 
+class _Found(NamedTuple):
+    """What is seen of one release in one draw: scores and gains (M,) of the canaries, and the noise."""
+
+    score_M: FloatArray
+    gain_M: FloatArray
+    noise: tuple[NoiseSeen, ...]
+    drawn: Drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Terms:
+    """What is stated of the answers, with the control's ``share`` of the noise. ``mechanism`` answers query by query;
+    None: all answers are one table."""
+
+    stated: ConfidentGnmaxQueries | VoteSums
+    beside: tuple[Any, ...]
+    share: float
+    mechanism: Any | None
+    num_voters: int
+    num_queries: int
+    releases_counts: bool
+
+    @classmethod
+    def of(cls, config: Any, audited: Audited, *, is_one_table: bool) -> Self:
+        (stated, *beside), target = audited.events, config.target
+        share = 0.5 if audited.is_control else 1.0
+        given: dict[str, Any] = {"stated": stated, "beside": tuple(beside), "share": share}
+        if is_one_table:
+            voters, queries = config.teachers.num_teachers, round(stated.norm**2 / 2)
+            return cls(mechanism=None, num_voters=voters, num_queries=queries, releases_counts=True, **given)
+        mechanism = config.mechanism
+        if target.epsilon is not None:
+            mechanism = mechanism_within(
+                mechanism,
+                target_epsilon=target.epsilon,
+                target_delta=target.delta,
+                num_queries=config.planned_queries(range(stated.count)),
+                beside=tuple(beside),
+            )
+        return cls(
+            mechanism=mechanism.scaled(share),
+            num_voters=config.num_voters,
+            num_queries=stated.count,
+            releases_counts=config.queries.release == "counts",
+            **given,
+        )
+
+    # Noise is compared with what the statement claims, not with what the mechanism says of itself.
+    @property
+    def label_noise(self) -> float:
+        """The standard deviation of the noise on a count, in votes."""
+        return self.share * float(self.stated.noise_stddev_votes)
+
+    @property
+    def check_noise(self) -> float:
+        """The standard deviation of the noise of a threshold check, in votes; infinite without one."""
+        return math.inf if self.mechanism is None else self.share * float(self.stated.threshold_stddev_votes)
+
+    @property
+    def threshold(self) -> float:
+        return -math.inf if self.mechanism is None else float(self.stated.threshold)
+
+    @property
+    def has_check(self) -> bool:
+        return math.isfinite(self.threshold)
+
+    def num_canaries(self, thresholds: ThresholdsConfig | None, num_classes: int) -> int:
+        """Return so small a number that the votes of the other canaries, and those that share a cell of the table by
+        score, hide a canary no more than the noise does."""
+        most = [MOST_EACH, self.num_voters // 4, int(self.stated.noise_stddev_votes**2 / 4)]
+        if self.has_check:
+            most.append(int(self.stated.threshold_stddev_votes**2 / 4))
+        found = max(1, min(most))
+        if thresholds is not None:
+            event = self.beside[0]
+            in_cell = max(1, int((event.noise_stddev_votes / getattr(event, "norm", 1)) ** 2 / 4))
+            found = min(found, in_cell * thresholds.num_bins * num_classes)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Votes:
+    """The votes of the other voters (Q, C), and the two classes of each query between which canaries choose, by a code
+    of 0 and 1 of their own."""
+
+    votes_QC: IntArray
+    first_Q: IntArray
+    second_Q: IntArray
+    code_QM: IntArray
+
+    @classmethod
+    def made(cls, terms: _Terms, num_canaries: int, num_classes: int, generator: np.random.Generator) -> Self:
+        """Return made-up votes, which hide a canary least: ties, or numbers at the threshold."""
+        queries, rest = terms.num_queries, terms.num_voters - num_canaries
+        code_QM = generator.integers(2, size=(queries, num_canaries))
+        # Any two classes: a label shows the noise of no others.
+        first_Q = generator.integers(num_classes, size=queries)
+        second_Q = (first_Q + generator.integers(1, num_classes, size=queries)) % num_classes
+        half, rows_Q = -(-rest // 2), np.arange(queries)
+        of_first_Q, of_second_Q = np.full(queries, half), np.full(queries, half)
+        if terms.has_check:
+            of_threshold = min(rest, max(0, round(terms.threshold) - num_canaries // 2))
+            # The others pass as surely as a vote may, by made-up teachers: more than the run has, if it takes them.
+            half = max(half, of_threshold + round(3 * terms.check_noise / terms.share))
+            at_check_Q, is_tied_Q = rows_Q % 2 == 1, rows_Q % 8 == 0
+            of_first_Q = np.where(at_check_Q | is_tied_Q, of_threshold, half)
+            # No canary's vote may change which class has the most.
+            behind = min(rest - of_threshold, max(0, of_threshold - num_canaries))
+            of_second_Q = np.where(at_check_Q, behind, of_first_Q)
+            # In one order, so that the queries show together whose noise the check has.
+            pair_2Q = np.stack([first_Q, second_Q])
+            first_Q, second_Q = np.where(is_tied_Q, np.sort(pair_2Q, axis=0), pair_2Q)
+        votes_QC = np.zeros((queries, num_classes), np.int64)
+        votes_QC[rows_Q, first_Q], votes_QC[rows_Q, second_Q] = of_first_Q, of_second_Q
+        return cls(votes_QC=votes_QC, first_Q=first_Q, second_Q=second_Q, code_QM=code_QM)
+
+    def around(self, votes_QC: IntArray) -> Self:
+        """Return the votes of a run in the place of made-up ones, without as many for the leading class as there are
+        canaries, who choose between the first two."""
+        votes_QC, rows_Q = votes_QC.copy(), np.arange(len(votes_QC))
+        led_Q = rows_Q, votes_QC.argmax(axis=1)
+        votes_QC[led_Q] = np.maximum(votes_QC[led_Q] - self.num_canaries, 0)
+        first_Q, second_Q = np.argsort(-votes_QC, axis=1, kind="stable")[:, :2].T
+        code_QM = self.code_QM[: len(votes_QC)]
+        return replace(self, votes_QC=votes_QC, first_Q=first_Q, second_Q=second_Q, code_QM=code_QM)
+
+    @property
+    def num_queries(self) -> int:
+        return len(self.votes_QC)
+
+    @property
+    def num_canaries(self) -> int:
+        return int(self.code_QM.shape[1])
+
+    def cast(self, included_M: Coins) -> IntArray:
+        """Return all votes: a teacher votes for one of two classes by its code, and with the canary's record for the
+        other one."""
+        for_first_Q, rows_Q = (self.code_QM ^ included_M).sum(axis=1), np.arange(self.num_queries)
+        cast_QC = self.votes_QC.copy()
+        cast_QC[rows_Q, self.first_Q] += for_first_Q
+        cast_QC[rows_Q, self.second_Q] += self.num_canaries - for_first_Q
+        return cast_QC
+
+    def lead(self, counts_QC: Numbers) -> Numbers:
+        """Return by how much the first class is ahead of the second one (Q,)."""
+        rows_Q = np.arange(self.num_queries)
+        lead_Q: Numbers = counts_QC[rows_Q, self.first_Q] - counts_QC[rows_Q, self.second_Q]
+        return lead_Q
+
+    def coded(self, answer_Q: FloatArray) -> FloatArray:
+        """Return the correlation of answers with every canary's code, in standard deviations if there were no canary.
+        With the canary's record, a teacher whose code is 1 votes for the second class."""
+        length = math.sqrt(float((answer_Q**2).sum()))
+        score_M: FloatArray = (-answer_Q @ (2 * self.code_QM - 1)) / (length or 1.0)
+        return score_M
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Released:
+    """The answers to all queries: labels (-1 where there is none), counts if they are released, the answers as the rule
+    of small teachers reads them, and the table by score."""
+
+    said_Q: IntArray
+    numbers_QC: Numbers | None
+    counts: NoisyCounts | None
+    table_KC: IntArray | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attack:
+    """The attack on answers to ``votes``: the method ``config`` answers, and is compared with its ``terms``. It has a
+    ``setting`` where records are read beside votes, and a ``table`` where they are released by score."""
+
+    config: Any
+    terms: _Terms
+    votes: _Votes
+    groups: Sequence[int]
+    num_groups: int
+    ids: Sequence[str]
+    setting: ShadowData | None
+    table: _TableByScore | None
+    event: Any
+    is_control: bool
+
+    def play(self, included_M: Coins) -> Seen:
+        cast_QC = self.votes.cast(included_M)
+        shown = self.answered(cast_QC, included_M)
+        passed_Q = shown.said_Q >= 0
+        if shown.numbers_QC is not None:
+            found = [self._of_counts(cast_QC, shown.numbers_QC, passed_Q)]
+        else:
+            found = [self._of_labels(cast_QC, shown.said_Q)]
+        if self.terms.has_check:
+            found.append(self._of_checks(cast_QC, passed_Q))
+        if self.table is not None and shown.counts is not None and shown.table_KC is not None:
+            found.append(_Found(*self.table.seen(included_M, shown.counts, shown.table_KC)))
+        return Seen(
+            scores_SM=np.stack([each.score_M for each in found]),
+            gains_SM=np.stack([each.gain_M for each in found]),
+            noise=tuple(each.noise for each in found),
+            draws=tuple(each.drawn for each in found),
+        )
+
+    def answered(self, cast_QC: IntArray, included_M: Coins) -> _Released:
+        """Return the method's answers to these votes; of a control, with noise that the audit draws itself where the
+        method lets it."""
+        dataset = None if self.setting is None else self.setting.with_canaries(included_M)
+        noisy_sum = self._own_noise if self.is_control else None
+        if self.terms.mechanism is None:
+            assert dataset is not None
+            arrays = self.config.noisy(replace(training_of(self.config, dataset), noisy_sum=noisy_sum), cast_QC).arrays
+            counts = self.config.noisy_counts(self.config.queries(dataset), arrays["counts_QC"], self.event)
+            said_Q, numbers_QC = arrays["counts_QC"].argmax(axis=1), arrays["counts_QC"]
+            return _Released(said_Q=said_Q, numbers_QC=numbers_QC, counts=counts, table_KC=arrays.get("table_KC"))
+        # A gate only hides answers that are charged all the same.
+        rule = GateRule(max_disparity=math.inf, min_count=1)
+        gate = DemographicParityGate(rule, num_groups=self.num_groups, num_classes=cast_QC.shape[1])
+        keys = [str(number) for number in range(len(cast_QC))]
+        answers = self.terms.mechanism.answer(cast_QC, groups=self.groups, keys=keys, gate=gate, source=OsEntropy())
+        said_Q = np.array([-1 if answer.label is None else answer.label for answer in answers])
+        numbers_QC, table_KC = None, None
+        if self.terms.releases_counts:
+            numbers_QC = np.array([(0,) * cast_QC.shape[1] if each.counts is None else each.counts for each in answers])
+            counts = self.counted(numbers_QC, said_Q >= 0)
+        else:
+            counts = NoisyCounts.of_labels(said_Q[said_Q >= 0], self._named(said_Q >= 0), num_classes=cast_QC.shape[1])
+        if dataset is not None and self.table is not None:
+            table_KC = self.config.table_by_score(dataset, counts, noisy_sum)
+        return _Released(said_Q=said_Q, numbers_QC=numbers_QC, counts=counts, table_KC=table_KC)
+
+    def counted(self, counts_QC: IntArray, passed_Q: Coins) -> NoisyCounts:
+        """Return the counts of the queries that passed, as the rule of small teachers reads them."""
+        return NoisyCounts(
+            counts_QC=counts_QC[passed_Q],
+            record_ids=self._named(passed_Q),
+            num_voters=self.terms.num_voters,
+            noise_stddev_votes=self.terms.label_noise,
+        )
+
+    def _named(self, passed_Q: Coins) -> list[str]:
+        return [self.ids[row] for row in np.flatnonzero(passed_Q).tolist()]
+
+    def _own_noise(self, exact_RW: IntArray, *, name: str, **_: Any) -> IntArray:
+        stddev = self.table.stddev if self.table is not None and name == "bin" else self.terms.label_noise
+        return exact_RW + own_noise_of(exact_RW.shape, stddev)
+
+    @property
+    def _crowd(self) -> float:
+        """The variance of the votes of the other canaries, whose coins the attacker does not know."""
+        return self.votes.num_canaries / 4
+
+    def _gains(self, shift: float, passed_Q: Coins) -> FloatArray:
+        return np.full(self.votes.num_canaries, shift * math.sqrt(max(int(passed_Q.sum()), 1)))
+
+    def _of_counts(self, cast_QC: IntArray, numbers_QC: Numbers, passed_Q: Coins) -> _Found:
+        """Return what noisy counts show: the noise itself, and a canary's code in the lead of the first class."""
+        votes, label_noise = self.votes, self.terms.label_noise
+        known_Q = votes.lead(votes.votes_QC).astype(np.float64)
+        lead_Q = np.where(passed_Q, votes.lead(numbers_QC) - known_Q, 0.0)
+        noise_QC = (numbers_QC - cast_QC)[passed_Q].astype(np.int64)
+        scores_QC = np.full(numbers_QC.shape, np.nan)
+        scores_QC[passed_Q] = normal_scores(noise_QC, label_noise)
+        return _Found(
+            score_M=votes.coded(lead_Q),
+            gain_M=self._gains(1 / math.sqrt(2 * label_noise**2 + 4 * self._crowd) * 2, passed_Q),
+            noise=(squares_seen(noise_QC, label_noise),),
+            drawn=Drawn(scores_RP=scores_QC.reshape(1, -1), divisor=int(np.gcd.reduce(noise_QC, axis=None))),
+        )
+
+    def _of_labels(self, cast_QC: IntArray, said_Q: IntArray) -> _Found:
+        """Return what labels show: how often they differ from the exact ones, and a canary's code in them."""
+        votes, label_noise, passed_Q = self.votes, self.terms.label_noise, said_Q >= 0
+        exact_Q, known_Q = (votes.lead(each).astype(np.float64) for each in (cast_QC, votes.votes_QC))
+        is_first_Q, is_second_Q = said_Q == votes.first_Q, said_Q == votes.second_Q
+        among_Q = passed_Q & (is_first_Q | is_second_Q) & (exact_Q != 0)
+        is_other_Q = np.where(exact_Q > 0, is_second_Q, is_first_Q)
+        chance_Q, less_Q = (
+            scipy.special.ndtr(-np.abs(exact_Q) / (math.sqrt(2) * label_noise * of)) for of in (1.0, LESS_NOISE)
+        )
+        scores_Q = answer_scores(is_first_Q, np.where(exact_Q > 0, 1 - chance_Q, chance_Q))
+        # The slope of the chance to say the first class, over the spread of the answer.
+        spread, crowd = math.sqrt(2) * label_noise, self._crowd
+        slope_Q = 2 * scipy.stats.norm.pdf(known_Q / math.hypot(spread, 2 * math.sqrt(crowd)))
+        shift = float(slope_Q[passed_Q].mean() if passed_Q.any() else 0.0) * 2 / math.hypot(spread, 2 * crowd**0.5)
+        return _Found(
+            score_M=votes.coded(np.where(passed_Q, is_first_Q - is_second_Q.astype(float), 0.0)),
+            gain_M=self._gains(shift, passed_Q),
+            noise=(NoiseSeen.of_answers(is_other_Q[among_Q], chance_Q[among_Q], less_Q[among_Q]),),
+            drawn=Drawn(scores_RP=np.where(among_Q & (chance_Q > _SURE), scores_Q, np.nan)[None]),
+        )
+
+    def _of_checks(self, cast_QC: IntArray, passed_Q: Coins) -> _Found:
+        """Return what is seen of threshold checks: how often they differ from exact ones, and a canary's code in which
+        queries passed."""
+        votes, check_noise, crowd = self.votes, self.terms.check_noise, self._crowd
+        ahead_Q = cast_QC.max(axis=1) - self.terms.threshold
+        chance_Q, less_Q = (scipy.special.ndtr((ahead_Q + 0.5) / (check_noise * of)) for of in (1.0, LESS_NOISE))
+        near_Q = (ahead_Q != 0) & (ahead_Q + 0.5 != 0)
+        is_above_Q = ahead_Q >= 0
+        against = [np.where(is_above_Q, 1 - each, each)[near_Q] for each in (chance_Q, less_Q)]
+        is_open_Q = np.minimum(chance_Q, 1 - chance_Q) > _SURE
+        drawn = Drawn(scores_RP=np.where(is_open_Q, answer_scores(passed_Q, chance_Q), np.nan)[None])
+        of_known_Q = (
+            votes.votes_QC[np.arange(votes.num_queries), votes.first_Q]
+            + votes.num_canaries / 2
+            - self.terms.threshold
+            + 0.5
+        )
+        spread = math.hypot(check_noise, math.sqrt(crowd))
+        passes_Q = scipy.special.ndtr(of_known_Q / spread)
+        # In a near tie a canary's vote may raise or lower the most votes: the attack leaves these queries out.
+        is_sided_Q = votes.lead(votes.votes_QC) >= votes.num_canaries
+        slope_Q = is_sided_Q * scipy.stats.norm.pdf(of_known_Q / spread) / spread
+        weight_Q = slope_Q / np.maximum(passes_Q * (1 - passes_Q), 1e-9)
+        return _Found(
+            score_M=votes.coded((passed_Q - passes_Q) * weight_Q),
+            gain_M=np.full(votes.num_canaries, math.sqrt(float((slope_Q * weight_Q).sum()))),
+            noise=(NoiseSeen.of_answers((passed_Q != is_above_Q)[near_Q], *against),),
+            drawn=drawn,
+        )
+
+
 def attack_on_votes(
     config: Any, audited: Audited, *, thresholds: ThresholdsConfig | None, is_one_table: bool = False
 ) -> Shadows | None:
@@ -130,242 +452,95 @@ def attack_on_votes(
     ``config``: the method. ``thresholds``: its settings of the table of private labels by score, None if it has none.
     ``is_one_table``: all answers are one table, not released query by query. None for events of other mechanisms.
     """
-    facts, loaded, is_control = audited.facts, audited.loaded, audited.is_control
-    events: Sequence[Any] = audited.events
+    facts, loaded, events = audited.facts, audited.loaded, audited.events
     if not isinstance(events[0], ConfidentGnmaxQueries | VoteSums):
         return None
     if not all(isinstance(event, VoteTables | VoteSums) for event in events[1:]):
         return None
-    (stated, *beside), target = events, config.target
-    share = 0.5 if is_control else 1.0
-    # Noise is compared with what the statement claims, not with what the mechanism says of itself.
-    label_noise, check_noise, threshold = share * stated.noise_stddev_votes, math.inf, -math.inf
-    drawn: tuple[Any, ...]
-    if is_one_table:
-        num_voters, queries, counted = config.teachers.num_teachers, round(stated.norm**2 / 2), True
-    else:
-        mechanism = config.mechanism
-        if target.epsilon is not None:
-            mechanism = mechanism_within(
-                mechanism,
-                target_epsilon=target.epsilon,
-                target_delta=target.delta,
-                num_queries=config.planned_queries(range(stated.count)),
-                beside=tuple(beside),
-            )
-        mechanism = mechanism.scaled(share)
-        num_voters, queries, counted = config.num_voters, stated.count, config.queries.release == "counts"
-        drawn = (of_teachers(mechanism.worst_case(queries), stated.unit),)
-        check_noise, threshold = share * stated.threshold_stddev_votes, stated.threshold
-    has_check = math.isfinite(threshold)
-    # So few canaries that the votes of the others hide one no more than the noise does.
-    num_canaries = max(1, min(MOST_EACH, num_voters // 4, int(stated.noise_stddev_votes**2 / 4)))
-    if has_check:
-        num_canaries = max(1, min(num_canaries, int(stated.threshold_stddev_votes**2 / 4)))
-    thresholds = thresholds if beside else None
-    if thresholds is not None:
-        # Likewise of those that share a cell of the table.
-        in_cell = max(1, int((beside[0].noise_stddev_votes / getattr(beside[0], "norm", 1)) ** 2 / 4))
-        num_canaries = min(num_canaries, in_cell * thresholds.num_bins * len(facts.label_names))
+    terms = _Terms.of(config, audited, is_one_table=is_one_table)
+    thresholds = thresholds if terms.beside else None
+    num_classes, num_groups = len(facts.label_names), len(facts.group_names)
     generator = np.random.default_rng(0)
-    groups = generator.integers(len(facts.group_names), size=queries).tolist()
-    code_QM = generator.integers(2, size=(queries, num_canaries))
-    votes_QC = np.zeros((queries, len(facts.label_names)), np.int64)
-    rest = num_voters - num_canaries
-    half = -(-rest // 2)
-    # Any two classes: a label shows the noise of no others.
-    first_Q = generator.integers(votes_QC.shape[1], size=queries)
-    second_Q = (first_Q + generator.integers(1, votes_QC.shape[1], size=queries)) % votes_QC.shape[1]
-    rows_Q, of_first_Q, of_second_Q = np.arange(queries), np.full(queries, half), np.full(queries, half)
-    if has_check:
-        of_threshold = min(rest, max(0, round(threshold) - num_canaries // 2))
-        # The others pass as surely as a vote may, by made-up teachers: more than the run has, if it takes them.
-        half = max(half, of_threshold + round(3 * check_noise / share))
-        at_check_Q, is_tied_Q = rows_Q % 2 == 1, rows_Q % 8 == 0
-        of_first_Q = np.where(at_check_Q | is_tied_Q, of_threshold, half)
-        # No canary's vote may change which class has the most.
-        behind = min(rest - of_threshold, max(0, of_threshold - num_canaries))
-        of_second_Q = np.where(at_check_Q, behind, of_first_Q)
-        # In one order, so that the queries show together whose noise the check has.
-        pair_2Q = np.stack([first_Q, second_Q])
-        first_Q, second_Q = np.where(is_tied_Q, np.sort(pair_2Q, axis=0), pair_2Q)
-    votes_QC[rows_Q, first_Q], votes_QC[rows_Q, second_Q] = of_first_Q, of_second_Q
-    ids: Sequence[str] = [f"public-{number}" for number in range(queries)]
+    groups = generator.integers(num_groups, size=terms.num_queries).tolist()
+    votes = _Votes.made(terms, terms.num_canaries(thresholds, num_classes), num_classes, generator)
+    ids: Sequence[str] = [f"public-{number}" for number in range(terms.num_queries)]
     if loaded is not None and not is_one_table:
-        # The run's own votes, without as many votes for the leading class as there are canaries.
         collected = read_votes(audited.run.votes)
-        votes_QC, ids = collected.votes_QC.copy(), collected.record_ids
-        queries, leader_Q = len(votes_QC), votes_QC.argmax(axis=1)
-        led_Q = np.arange(queries), leader_Q
-        votes_QC[led_Q] = np.maximum(votes_QC[led_Q] - num_canaries, 0)
-        first_Q, second_Q = np.argsort(-votes_QC, axis=1, kind="stable")[:, :2].T
-    code_QM, groups = code_QM[:queries], groups[:queries]
-    sign_QM = 2 * code_QM - 1
-    keys, rows_Q = [str(number) for number in range(queries)], np.arange(queries)
-    # A gate only hides answers that are charged all the same.
-    rule = GateRule(max_disparity=math.inf, min_count=1)
-    setting, table = None, None
-    if beside or is_one_table:
-        if loaded is not None and loaded.embedding is None:
-            loaded = embedded(loaded, Embedding.of(loaded.public.x, EmbeddingConfig(graph_share=0)))
-        width = min(math.prod(facts.record_shape), MOST_EACH)
-        public_x = torch.from_numpy(generator.normal(size=(queries, width)).astype(np.float32))
-        public_x = public_x if loaded is None else loaded.public.x
-        number_M = np.arange(num_canaries)
-        canaries = (public_x[torch.from_numpy(number_M % len(public_x))], *labels_and_groups(facts, num_canaries))
-        setting = setting_of(facts, public_x, canaries, num_others=OTHERS, loaded=loaded, is_embedded=True)
-        if loaded is not None:
-            setting = replace(setting, dataset=replace(setting.dataset, public=loaded.public))
+        votes, ids = votes.around(collected.votes_QC), collected.record_ids
+    setting: ShadowData | None = None
+    table: _TableByScore | None = None
+    drawn: tuple[Any, ...] = ()
+    if terms.mechanism is not None:
+        drawn = (of_teachers(terms.mechanism.worst_case(terms.num_queries), terms.stated.unit),)
+    if terms.beside or is_one_table:
+        setting = _setting_of(audited, votes, generator)
         if is_one_table:
             drawn, ids = config.events(setting.dataset), config.queries(setting.dataset).record_id
         else:
             drawn = (*drawn, *config.beside(setting.dataset))
         if thresholds is not None:
-            table = _TableByScore(setting=setting, event=beside[0], config=thresholds, share=share)
-
-    def own_noise(exact_RW: IntArray, *, name: str, **_: Any) -> IntArray:
-        stddev = table.stddev if table is not None and name == "bin" else label_noise
-        return exact_RW + own_noise_of(exact_RW.shape, stddev)
-
-    noisy_sum = own_noise if is_control else None
-
-    def cast(included_M: Coins) -> IntArray:
-        # A teacher votes for one of two classes by its code, and with the canary's record for the other one.
-        for_first_Q = (code_QM ^ included_M).sum(axis=1)
-        cast_QC = votes_QC.copy()
-        cast_QC[rows_Q, first_Q] += for_first_Q
-        cast_QC[rows_Q, second_Q] += num_canaries - for_first_Q
-        return cast_QC
-
-    def answered(
-        cast_QC: IntArray, included_M: Coins
-    ) -> tuple[IntArray, Numbers | None, NoisyCounts | None, IntArray | None]:
-        """Return the released labels (-1 where there is none) and, if they are released, the counts; the answers as
-        the rule reads them; and the table by score."""
-        dataset = None if setting is None else setting.with_canaries(included_M)
-        if is_one_table:
-            assert dataset is not None
-            arrays = config.noisy(replace(training_of(config, dataset), noisy_sum=noisy_sum), cast_QC).arrays
-            counts = config.noisy_counts(config.queries(dataset), arrays["counts_QC"], drawn[0])
-            return arrays["counts_QC"].argmax(axis=1), arrays["counts_QC"], counts, arrays.get("table_KC")
-        gate = DemographicParityGate(rule, num_groups=len(facts.group_names), num_classes=len(facts.label_names))
-        answers = mechanism.answer(cast_QC, groups=groups, keys=keys, gate=gate, source=OsEntropy())
-        said_Q = np.array([-1 if answer.label is None else answer.label for answer in answers])
-        numbers_QC, table_KC = None, None
-        if counted:
-            numbers_QC = np.array([(0,) * cast_QC.shape[1] if each.counts is None else each.counts for each in answers])
-            counts = counted_of(numbers_QC, said_Q >= 0)
-        else:
-            named = [ids[row] for row in np.flatnonzero(said_Q >= 0).tolist()]
-            counts = NoisyCounts.of_labels(said_Q[said_Q >= 0], named, num_classes=cast_QC.shape[1])
-        if dataset is not None and table is not None:
-            table_KC = config.table_by_score(dataset, counts, noisy_sum)
-        return said_Q, numbers_QC, counts, table_KC
-
-    def counted_of(counts_QC: IntArray, passed_Q: Coins) -> NoisyCounts:
-        return NoisyCounts(
-            counts_QC=counts_QC[passed_Q],
-            record_ids=[ids[row] for row in np.flatnonzero(passed_Q).tolist()],
-            num_voters=num_voters,
-            noise_stddev_votes=label_noise,
-        )
-
-    crowd = num_canaries / 4  # variance of the votes of the other canaries, whose coins the attacker does not know
-
-    def play(included_M: Coins) -> Seen:
-        cast_QC = cast(included_M)
-        said_Q, numbers_QC, counts, table_KC = answered(cast_QC, included_M)
-        passed_Q = said_Q >= 0
-        lead_Q, exact_Q = np.zeros(queries), (cast_QC[rows_Q, first_Q] - cast_QC[rows_Q, second_Q]).astype(np.float64)
-        known_Q = (votes_QC[rows_Q, first_Q] - votes_QC[rows_Q, second_Q]).astype(np.float64)
-        if numbers_QC is not None:
-            lead_Q = np.where(passed_Q, numbers_QC[rows_Q, first_Q] - numbers_QC[rows_Q, second_Q] - known_Q, 0.0)
-            noise_QC = (numbers_QC - cast_QC)[passed_Q].astype(np.int64)
-            of_labels = squares_seen(noise_QC, label_noise)
-            scores_QC = np.full(numbers_QC.shape, np.nan)
-            scores_QC[passed_Q] = normal_scores(noise_QC, label_noise)
-            draws = [Drawn(scores_RP=scores_QC.reshape(1, -1), divisor=int(np.gcd.reduce(noise_QC, axis=None)))]
-        else:
-            lead_Q = np.where(passed_Q, (said_Q == first_Q) - (said_Q == second_Q).astype(float), 0.0)
-            among_Q = passed_Q & np.isin(said_Q, np.stack([first_Q, second_Q])) & (exact_Q != 0)
-            among_Q &= (said_Q == first_Q) | (said_Q == second_Q)
-            is_other_Q = np.where(exact_Q > 0, said_Q == second_Q, said_Q == first_Q)
-            chance_Q, less_Q = (
-                scipy.special.ndtr(-np.abs(exact_Q) / (math.sqrt(2) * label_noise * of)) for of in (1.0, LESS_NOISE)
-            )
-            of_labels = NoiseSeen.of_answers(is_other_Q[among_Q], chance_Q[among_Q], less_Q[among_Q])
-            says_first_Q = np.where(exact_Q > 0, 1 - chance_Q, chance_Q)
-            scores_Q = answer_scores(said_Q == first_Q, says_first_Q)
-            shows_Q = among_Q & (chance_Q > _SURE)
-            draws = [Drawn(scores_RP=np.where(shows_Q, scores_Q, np.nan)[None])]
-        # With the canary's record, a teacher whose code is 1 votes for the second class.
-        scores = [_coded(-lead_Q, sign_QM)]
-        num_passed = max(int(passed_Q.sum()), 1)
-        if counted:
-            shift = 1 / math.sqrt(2 * label_noise**2 + 4 * crowd) * 2
-        else:
-            # The slope of the chance to say the first class, over the spread of the answer.
-            spread = math.sqrt(2) * label_noise
-            slope_Q = 2 * scipy.stats.norm.pdf(known_Q / math.hypot(spread, 2 * math.sqrt(crowd)))
-            shift = float(slope_Q[passed_Q].mean() if passed_Q.any() else 0.0) * 2 / math.hypot(spread, 2 * crowd**0.5)
-        gains = [np.full(num_canaries, shift * math.sqrt(num_passed))]
-        noise: list[tuple[NoiseSeen, ...]] = [(of_labels,)]
-        if has_check:
-            ahead_Q = cast_QC.max(axis=1) - threshold
-            chance_Q, less_Q = (scipy.special.ndtr((ahead_Q + 0.5) / (check_noise * of)) for of in (1.0, LESS_NOISE))
-            near_Q = (ahead_Q != 0) & (ahead_Q + 0.5 != 0)
-            is_above_Q = ahead_Q >= 0
-            against = [np.where(is_above_Q, 1 - each, each)[near_Q] for each in (chance_Q, less_Q)]
-            noise.append((NoiseSeen.of_answers((passed_Q != is_above_Q)[near_Q], *against),))
-            is_open_Q = np.minimum(chance_Q, 1 - chance_Q) > _SURE
-            draws.append(Drawn(scores_RP=np.where(is_open_Q, answer_scores(passed_Q, chance_Q), np.nan)[None]))
-            of_known_Q = votes_QC[rows_Q, first_Q] + num_canaries / 2 - threshold + 0.5
-            spread = math.hypot(check_noise, math.sqrt(crowd))
-            chance_Q = scipy.special.ndtr(of_known_Q / spread)
-            # In a near tie a canary's vote may raise or lower the most votes: the attack leaves these queries out.
-            is_sided_Q = known_Q >= num_canaries
-            slope_Q = is_sided_Q * scipy.stats.norm.pdf(of_known_Q / spread) / spread
-            weight_Q = slope_Q / np.maximum(chance_Q * (1 - chance_Q), 1e-9)
-            scores.append(_coded(-(passed_Q - chance_Q) * weight_Q, sign_QM))
-            gains.append(np.full(num_canaries, math.sqrt(float((slope_Q * weight_Q).sum()))))
-        if table is not None and counts is not None and table_KC is not None:
-            score_M, gain_M, of_table, drawn_table = table.seen(included_M, counts, table_KC)
-            draws.append(drawn_table)
-            scores.append(score_M)
-            gains.append(gain_M)
-            noise.append(of_table)
-        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noise), draws=tuple(draws))
-
-    delta = target.delta
-    releases = [Claimed(name="answers", claim=gaussian_claim(math.sqrt(2 * queries), label_noise, delta))]
-    if has_check:
-        claim = gaussian_claim(math.sqrt(queries), check_noise, delta)
-        releases.append(Claimed(name="threshold checks", claim=claim))
-    attack = f"the canary's code in the {'noisy counts' if counted else 'labels'} of all queries"
-    if has_check:
-        attack += ", and in which of them passed the check"
-    if table is not None:
-        nobody = cast(np.zeros(num_canaries, np.bool_))
-        releases.append(table.claimed(facts, counted_of(nobody, np.ones(queries, np.bool_)), delta))
-        attack += ", and likelihood ratio of the number in its cell of the table by score"
-    is_gaussian = (counted and not has_check) or queries >= MANY
+            table = _TableByScore(setting=setting, event=terms.beside[0], config=thresholds, share=terms.share)
+    attack = _Attack(
+        config=config,
+        terms=terms,
+        votes=votes,
+        groups=groups[: votes.num_queries],
+        num_groups=num_groups,
+        ids=ids,
+        setting=setting,
+        table=table,
+        event=drawn[0],
+        is_control=audited.is_control,
+    )
+    releases = _claims(attack, facts, config.target.delta)
     # Of the run's own votes, few are near a tie and near the threshold at once.
-    hidden = has_check and not counted and loaded is not None
+    hidden = terms.has_check and not terms.releases_counts and loaded is not None
     return Shadows(
-        attack=attack,
+        attack=_words(attack),
         events=drawn,
-        num_canaries=num_canaries,
-        releases=tuple(releases),
-        play=play,
-        is_gaussian=is_gaussian,
-        control_noise=share,
+        num_canaries=votes.num_canaries,
+        releases=releases,
+        play=attack.play,
+        is_gaussian=(terms.releases_counts and not terms.has_check) or votes.num_queries >= MANY,
+        control_noise=terms.share,
         unseen=("a label that is drawn with the noise of its own check",) if hidden else (),
     )
 
 
-def _coded(answer_Q: FloatArray, sign_QM: IntArray) -> FloatArray:
-    """Return the correlation of answers with every canary's code of signs, in standard deviations if there were no
-    canary."""
-    length = math.sqrt(float((answer_Q**2).sum()))
-    score_M: FloatArray = (answer_Q @ sign_QM) / (length or 1.0)
-    return score_M
+def _setting_of(audited: Audited, votes: _Votes, generator: np.random.Generator) -> ShadowData:
+    """Return the records of shadow releases whose table by score, or one table, reads them: each canary has the
+    features of a public record, and with them a cell."""
+    facts, loaded = audited.facts, audited.loaded
+    if loaded is not None and loaded.embedding is None:
+        loaded = embedded(loaded, Embedding.of(loaded.public.x, EmbeddingConfig(graph_share=0)))
+    width = min(math.prod(facts.record_shape), MOST_EACH)
+    public_x = torch.from_numpy(generator.normal(size=(votes.num_queries, width)).astype(np.float32))
+    public_x = public_x if loaded is None else loaded.public.x
+    number_M = np.arange(votes.num_canaries)
+    canaries = (public_x[torch.from_numpy(number_M % len(public_x))], *labels_and_groups(facts, votes.num_canaries))
+    setting = setting_of(facts, public_x, canaries, num_others=OTHERS, loaded=loaded, is_embedded=True)
+    if loaded is not None:
+        setting = replace(setting, dataset=replace(setting.dataset, public=loaded.public))
+    return setting
+
+
+def _claims(attack: _Attack, facts: DataRecord, delta: float) -> tuple[Claimed, ...]:
+    """Return what is claimed of each release alone."""
+    terms, votes = attack.terms, attack.votes
+    claim = gaussian_claim(math.sqrt(2 * votes.num_queries), terms.label_noise, delta)
+    found = [Claimed(name="answers", claim=claim)]
+    if terms.has_check:
+        claim = gaussian_claim(math.sqrt(votes.num_queries), terms.check_noise, delta)
+        found.append(Claimed(name="threshold checks", claim=claim))
+    if attack.table is not None:
+        nobody = votes.cast(np.zeros(votes.num_canaries, np.bool_))
+        counts = attack.counted(nobody, np.ones(votes.num_queries, np.bool_))
+        found.append(attack.table.claimed(facts, counts, delta))
+    return tuple(found)
+
+
+def _words(attack: _Attack) -> str:
+    counts = "noisy counts" if attack.terms.releases_counts else "labels"
+    checks = ", and in which of them passed the check" if attack.terms.has_check else ""
+    table = ", and likelihood ratio of the number in its cell of the table by score" if attack.table is not None else ""
+    return f"the canary's code in the {counts} of all queries{checks}{table}"
