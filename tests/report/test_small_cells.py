@@ -433,6 +433,48 @@ def test_no_small_cell_follows_from_what_is_published(table: Any) -> None:
         assert len(possible) >= (2 if of_small else FEWEST), (name, possible)
 
 
+AWKWARD = {
+    "one record of each of four classes": [
+        [[40, 3, 2, 1], [2, 50, 1, 0], [0, 1, 30, 2], [1, 0, 0, 12]],
+        [[35, 2, 1, 1], [1, 44, 3, 1], [2, 0, 28, 1], [0, 1, 0, 11]],
+        np.eye(4, dtype=int),
+    ],
+    "groups of 9, 10, 11 and 1": [
+        [[5, 0], [0, 4]],
+        [[5, 1], [0, 4]],
+        [[6, 0], [1, 4]],
+        [[1, 0], [0, 0]],
+        [[90, 12], [14, 85]],
+    ],
+    "a class that is predicted once in each group": [[[60, 1], [30, 0]], [[55, 0], [25, 1]], [[48, 0], [22, 1]]],
+    "errors of one group alone": [[[70, 0], [0, 65]], [[50, 0], [0, 48]], [[30, 4], [3, 28]]],
+    "nine of a class, of which ten are predicted": [[[81, 1], [0, 9]], [[80, 10], [0, 9]]],
+    "two small groups that are large enough together": [
+        [[99, 9], [8, 90]],
+        [[2, 1], [1, 1]],
+        [[3, 1], [0, 1]],
+        [[60, 20], [15, 70]],
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [pytest.param(table, id=name, marks=[pytest.mark.slow] * ("four" in name)) for name, table in AWKWARD.items()],
+)
+def test_no_small_cell_of_an_awkward_table_follows_from_what_is_published(table: Any) -> None:
+    counts = np.array(table)
+    names = [f"group {z}" for z in range(len(counts))]
+    plain = json.loads(json.dumps(evaluation(counts, num_replicates=2, group_names=names).to_json()))
+    attack = Attack(plain, counts.shape, num_test=int(counts.sum()))
+    small = [(name, cell) for name, cell in attack.cells().items() if 0 < counts[cell].sum() < LEAST]
+    assert len(small) > 3
+    for name, cell in small:
+        of_small = counts[name[0]].sum() < LEAST and len(name) > 1
+        possible = attack.sizes(cell)
+        assert possible and len(possible) >= (2 if of_small else FEWEST), (name, possible)
+
+
 def of_the_same_records(labels_GY: Any, random: np.random.Generator) -> Any:
     """The table of a model on records with these labels: its predictions are good, constant or right by group."""
     kinds = random.integers(4, size=len(labels_GY))
