@@ -468,7 +468,7 @@ def test_no_small_cell_of_an_awkward_table_follows_from_what_is_published(table:
     plain = json.loads(json.dumps(evaluation(counts, num_replicates=2, group_names=names).to_json()))
     attack = Attack(plain, counts.shape, num_test=int(counts.sum()))
     small = [(name, cell) for name, cell in attack.cells().items() if 0 < counts[cell].sum() < LEAST]
-    assert len(small) > 3
+    assert len(small) >= 3
     for name, cell in small:
         of_small = counts[name[0]].sum() < LEAST and len(name) > 1
         possible = attack.sizes(cell)
