@@ -39,6 +39,7 @@ from aggregator import mechanism
 from fairpate.methods import pate, record_votes, residual_votes, teacher_votes
 from fairpate.methods.base import configured
 from fairpate.nn import private_fit
+from fairpate.report.run_page import Audit
 from fairpate.run.audit import audit_run
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -281,9 +282,7 @@ def campaign(num_faults: int, seed: int, num_canaries: int, methods: list[str]) 
                     least = 4000 if method == "dp_sgd" else 0
                     options = few_releases(method) | {"num_canaries": max(num_canaries, least)}
                     audit = audit_run(runs[method], reporter=QUIET, **options)[0]
-                outcome = "found" if audit.refuted else "no power"
-                if not audit.refuted and audit.has_power and not _only_shape(fault, audit.unseen):
-                    outcome = "missed"
+                outcome = _outcome(fault, audit)
                 said = audit.findings[0] if audit.refuted else audit.power_words
                 seconds = round(time.monotonic() - began_s, 1)
                 found.append({"method": method, "fault": fault, "outcome": outcome, "said": said, "seconds": seconds})
@@ -291,10 +290,15 @@ def campaign(num_faults: int, seed: int, num_canaries: int, methods: list[str]) 
     return found
 
 
-def _only_shape(fault: str, unseen: tuple[str, ...]) -> bool:
-    """Return whether every fault is one of the shape of noise, over which the audit says that it has no power."""
+def _outcome(fault: str, audit: Audit) -> str:
+    if not fault:
+        return "refuted" if audit.refuted else "holds"
+    if audit.refuted:
+        return "found"
     kinds = [each.rpartition(": ")[2] for each in fault.split("; ")]
-    return bool(unseen) and all(kind in ("two values", "triangular noise") for kind in kinds)
+    # Over the shape of noise, audits say separately whether they have power.
+    is_shape = all(kind in ("two values", "triangular noise") for kind in kinds)
+    return "no power" if not audit.has_power or (audit.unseen and is_shape) else "missed"
 
 
 def main() -> None:
@@ -307,7 +311,7 @@ def main() -> None:
     given = parser.parse_args()
     found = campaign(given.faults, given.seed, given.canaries, given.only)
     of_faults = Counter(each["outcome"] for each in found if each["fault"])
-    of_correct = Counter("refuted" if each["outcome"] == "found" else "holds" for each in found if not each["fault"])
+    of_correct = Counter(each["outcome"] for each in found if not each["fault"])
     summary = {"faults": dict(of_faults), "correct": dict(of_correct), "seed": given.seed, "canaries": given.canaries}
     print(json.dumps(summary | {"audits": found} if given.json else summary, indent=1))
     if of_faults["missed"] or of_correct["refuted"] > 1:

@@ -27,7 +27,11 @@ records that equal another one there. Where a part has no repetition, the first 
 :func:`doubts` looks for weaker signs, which are said and refuse nothing. Copies that were rounded, or changed a little,
 are found by the same tests on numbers that are rounded to coarser steps, in the four columns with most values. A few
 private records among others are found by how many more values occur once in each part than repetitions explain. A
-sample of a table in which every value occurs often looks like any other sample of it, and is not found.
+sample of a table in which every value occurs often looks like any other sample of it, and is not found: with a tenth of
+private records in the pool of COMPAS, no statistic that was tried (values that occur once in each part, twice in all or
+once in all, and the likelihood ratio of how often they occur) lies more than 2.3 standard deviations from that of a
+random division. Where equal records were kept in one part (Adult), the share of records with an equal one shows such a
+tenth, at five standard deviations; but a pool of another source, in which more records repeat, shows the same.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from parties import KEYS, Parties, draw_of
 
+from fairpate import cli
 from fairpate.methods.base import price
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import VoteSums, event_json
@@ -156,6 +158,23 @@ def test_a_fault_in_the_noise_of_one_site_or_of_all_is_found_and_named(
     found = audited(tmp_path, planned())
     assert found.refuted
     assert any(each.startswith(words) or words in each for each in found.findings)
+
+
+def test_the_command_fails_where_less_noise_is_found_than_the_plan_prices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plan.json").write_bytes(planned().content)
+    everywhere(times(0.5))(monkeypatch)
+    words = ["fairpate", "site", "audit", str(tmp_path / "plan.json"), "--canaries", "600", "--json"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    found = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 1 and found["refuted"] and Path(found["page"]).read_text().count("Do not join this plan")
+    monkeypatch.setattr(sys, "argv", [*words[:3], str(tmp_path / "no.json")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2 and "no.json not found; give the file" in capsys.readouterr().err
 
 
 def test_what_all_others_know_of_a_site_is_its_numbers_with_its_own_noise_alone() -> None:
