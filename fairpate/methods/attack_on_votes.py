@@ -131,7 +131,7 @@ class _Terms:
     """What is stated of the answers, with the control's ``share`` of the noise. ``mechanism`` answers query by query;
     None: all answers are one table."""
 
-    stated: ConfidentGnmaxQueries | VoteSums
+    stated: Any
     beside: tuple[Any, ...]
     share: float
     mechanism: Any | None
@@ -141,7 +141,8 @@ class _Terms:
 
     @classmethod
     def of(cls, config: Any, audited: Audited, *, is_one_table: bool) -> Self:
-        (stated, *beside), target = audited.events, config.target
+        events: Sequence[Any] = audited.events
+        (stated, *beside), target = events, config.target
         share = 0.5 if audited.is_control else 1.0
         given: dict[str, Any] = {"stated": stated, "beside": tuple(beside), "share": share}
         if is_one_table:
