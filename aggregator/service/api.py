@@ -13,6 +13,7 @@ contain all of that, durations of requests, and outcomes of queries.
 """
 
 import asyncio
+import base64
 import dataclasses
 import functools
 import io
@@ -421,6 +422,11 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
     tags = {"features": "features", "group": "features"}
     if pool.takes_posted:
         kinds.append(Annotated[by_features, Tag("features")])
+    if pool.takes_posted and pool.picture is not None:
+        file = (str, Field(description="A PNG or JPEG file in base64; its centre square is resized."))
+        by_picture: Any = create_model("QueryByPicture", __base__=Body, picture=file, group=(group, ...))
+        kinds.append(Annotated[by_picture, Tag("picture")])
+        tags = {"picture": "picture", **tags}
     if pool.takes_posted and pool.form is not None:
         fields: dict[str, Any] = {}
         for place, column in enumerate(pool.form.fields):
@@ -474,10 +480,16 @@ def _whole_number(**bounds: Any) -> Any:
 
 def question_of(query: Any, pool: PublicPool) -> Question:
     """Convert a validated ``query`` of a request body to a :class:`Question`, which has its record's features too.
-    FaultError if a column of the record has a value that the column's declaration does not allow."""
+    FaultError for a value that the declaration of its column does not allow, and for a picture that cannot be read."""
     number: int | None = getattr(query, "id", None)
     if number is not None:
         return pool.questions[number]
+    if hasattr(query, "picture"):
+        try:
+            assert pool.picture is not None
+            return pool.posted(pool.picture(base64.b64decode(query.picture, validate=True)), query.group)
+        except ValueError as error:
+            raise FaultError(422, "picture", "", f"Expected a PNG or JPEG file in base64 ({error}).") from error
     if not hasattr(query, "record"):
         return pool.posted(query.features, query.group)
     values = {field.alias: getattr(query.record, name) for name, field in type(query.record).model_fields.items()}
@@ -487,6 +499,13 @@ def question_of(query: Any, pool: PublicPool) -> Question:
     except ValueError as error:
         raise FaultError(422, "record", "", f"{error}.") from error
     return pool.posted(features, query.group)
+
+
+async def questions_of(queries: Sequence[Any], pool: PublicPool) -> list[Question]:
+    """Convert validated queries as :func:`question_of` does; those with pictures in a thread, since an encoder takes a
+    while."""
+    convert = lambda: [question_of(query, pool) for query in queries]  # noqa: E731
+    return await asyncio.to_thread(convert) if any(hasattr(each, "picture") for each in queries) else convert()
 
 
 _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
@@ -654,7 +673,7 @@ def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
     }
 
 
-_TAGS = ("id", "features", "record")
+_TAGS = ("id", "features", "record", "picture")
 # Longer than the pause between two attempts to open a failed ledger again.
 _RETRY_AFTER = {"Retry-After": "2"}
 # For an operator's state the cost of new charges is computed, so it is refreshed less often.
@@ -724,7 +743,7 @@ def add_analyst_routes(
 
     async def submit(request: Request, body: Any) -> Response:
         """Submit queries. Each gets a label, a refusal, or `over_budget` if the budget has no room for it."""
-        questions = [question_of(query, pool) for query in body.queries]
+        questions = await questions_of(body.queries, pool)
         state = request.scope["state"]
         # For the access log and the metrics, which see the request and not its body.
         state["num_queries"] = len(questions)
@@ -749,7 +768,7 @@ def add_analyst_routes(
     async def estimate(body: Any) -> Response:
         """Return what the given queries, or a number of new queries, would cost at most. No query is submitted."""
         # By key: a query that is given twice in one request is charged once.
-        asked = [question_of(query, pool) for query in getattr(body, "queries", ())]
+        asked = await questions_of(getattr(body, "queries", ()), pool)
         asked = list({question.query.key: question for question in asked}.values())
         # One snapshot, so that both budgets are of one moment.
         snapshot = writer.snapshot

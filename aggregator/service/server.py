@@ -34,7 +34,15 @@ from aggregator.service.writer import (
     no_public_labels,
 )
 from aggregator.session import AggregatorSession, CountVotes, PublicPool, QuotaRule, Quotas
-from fairpate.http_server import BIND_TIMEOUT_S, HttpServer, HttpSettings, ServiceError, largest_body_bytes, new_app
+from fairpate.http_server import (
+    BIND_TIMEOUT_S,
+    MAX_BODY_BYTES,
+    HttpServer,
+    HttpSettings,
+    ServiceError,
+    largest_body_bytes,
+    new_app,
+)
 from fairpate.types import UsageError, UserError
 
 _log = logging.getLogger(__name__)
@@ -110,6 +118,8 @@ class Backend:
         max_bytes = largest_body_bytes(
             pool.record_shape, is_bytes=pool.features.dtype == np.uint8, most_records=api.MAX_QUERIES_PER_REQUEST
         )
+        if pool.picture is not None:  # a file of a picture may be larger than its vector
+            max_bytes = max(max_bytes, MAX_BODY_BYTES)
         app = new_app(
             title="FairPATE aggregator",
             description="Private and fair labels, each paid for from one budget.",

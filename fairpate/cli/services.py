@@ -592,7 +592,11 @@ site_app = base.Commands("Release one result of several sites' private records, 
 _Declaration = Annotated[Path, typer.Option("--data", help="The declaration of the plan, with your own files.")]
 _Workers = Annotated[
     list[str] | None,
-    typer.Option("--set", help="ray.FIELD=VALUE: your own workers; the plan fixes all other settings."),
+    typer.Option(
+        "--set",
+        help="ray.FIELD=VALUE: your own workers; data.weights=FILE: the weights of an encoder, whose digest is in the "
+        "plan. The plan fixes all other settings.",
+    ),
 ]
 _Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others at each step.")]
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, model_validator
 
-from fairpate import config
+from fairpate import config, word_vectors
 from fairpate.config import ConfigError, Count, CountOrZero, Refused, Section, nearest, short_for
 from fairpate.data import dataset, tables
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Option, Origin, Part, Request, SourceFile, Split
@@ -710,7 +710,10 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         feature_codes=described,
         origins=origins if any(origin != "any" for origin, _ in per_part) else None,
         person_ids=Names(persons) if person else None,
-        notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
+        notes=(
+            *(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
+            *([word_vectors.WORDS] if any(code.ngrams == word_vectors.NAME for code in described) else []),
+        ),
         mapped=pixels or (x if x.file else None),
         naming=table.model_dump_json(),
         # If each record is protected by itself, a replaced record may belong to another person.

@@ -137,6 +137,22 @@ def pixels_of(content: bytes, *, size: int, mode: Mode = "RGB", most_pixels: int
     return np.asarray(image, dtype=np.uint8).reshape(size, size, -1).transpose(2, 0, 1)
 
 
+_MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
+# Before they are decoded: a small file may stand for pixels that fill the memory of a service.
+_MOST_PIXELS = 2**25
+
+
+def is_square_picture(shape: tuple[int, ...]) -> bool:
+    """Return whether records of ``shape`` are pictures that :func:`picture_in` reads from a file."""
+    return len(shape) == len(("channels", "height", "width")) and shape[0] in _MODES and shape[1] == shape[2]
+
+
+def picture_in(content: bytes, shape: tuple[int, ...]) -> PixelArray:
+    """Return the pixels (``shape``) of one encoded picture that a client sent, as :func:`pixels_of` does; ValueError
+    also for a picture that is too large."""
+    return pixels_of(content, size=shape[1], mode=_MODES[shape[0]], most_pixels=_MOST_PIXELS)
+
+
 def _is_picture(name: str) -> bool:
     # macOS adds a file of attributes, ._NAME, for each picture of an archive.
     return name.lower().endswith(PICTURE_SUFFIXES) and not name.rpartition("/")[2].startswith("._")

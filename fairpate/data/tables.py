@@ -44,6 +44,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from fairpate import word_vectors
 from fairpate.config import (
     CODE_NAME,
     LARGEST,
@@ -124,10 +125,11 @@ class Feature(Section):
     )
     ngrams: str = Field(
         "words",
-        pattern=rf"^(words|characters|{CODE_NAME.pattern})$",
+        pattern=rf"^(words|characters|{word_vectors.NAME}|{CODE_NAME.pattern})$",
         description="Text: `words` (single ones and pairs), `characters` (3 to 5 within words, for typing errors and "
-        "languages that inflect), or `module:function` of a text to a vector of this length instead, code that runs "
-        "with FAIRPATE_ALLOW_CODE=1 only.",
+        "languages that inflect), or instead of n-grams `glove`, the mean of public vectors of English words (50 "
+        "numbers), or `module:function` of a text to a vector of this length, code that runs with "
+        "FAIRPATE_ALLOW_CODE=1 only.",
     )
     missing: str | None = Field(
         None,
@@ -185,6 +187,9 @@ class Feature(Section):
         ),
         "Expected `ngrams` only together with `text`": lambda feature: (
             feature.ngrams != "words" and feature.text is None
+        ),
+        f"Expected `text: {word_vectors.SIZE}` with `ngrams: {word_vectors.NAME}`, got {{0.text}}": lambda feature: (
+            feature.ngrams == word_vectors.NAME and feature.text not in (None, word_vectors.SIZE)
         ),
         "Expected no missing value of a text: an empty cell is a text without words": lambda feature: (
             feature.text is not None and feature.may_be_missing
@@ -1333,9 +1338,12 @@ def text_vectors(texts: Sequence[str], size: int, ngrams: str) -> Floats:
 
     ``ngrams``: lower-cased `words` and their pairs, or `characters` within words, are counted at the place that a hash
     of each gives, with a sign by the same hash, and scaled to the norm 1. Nothing is fitted to texts, and a text
-    without words is a vector of zeros. Or the user's own ``module:function``, which gets one text at a time; DataError
-    if it fails.
+    without words is a vector of zeros. Or `glove`, the mean of public vectors of words
+    (:mod:`fairpate.word_vectors`), or the user's own ``module:function``, which gets one text at a time; DataError if
+    it fails.
     """
+    if ngrams == word_vectors.NAME:
+        return word_vectors.mean_vectors(texts)
     if CODE_NAME.fullmatch(ngrams):
         return _vectors_of_function(texts, size, ngrams)
     from sklearn.feature_extraction.text import HashingVectorizer  # costs a second, and only text needs it

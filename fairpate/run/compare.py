@@ -67,6 +67,7 @@ from fairpate.terminal import Output, Reporter, facts, say
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
+from teachers.vectors import vectors_on
 from teachers.work import count, tallied
 
 # What a cell gets from other cells: teachers' votes, or the bytes of a release's file; None if it shares nothing.
@@ -331,7 +332,9 @@ def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPo
     ``pool`` runs the training; None starts a pool by the cell's ``ray`` settings.
     """
     config = cell.config
-    return config.votes_to_share(load_data(config.data), teachers, reporter, pool)
+    with vectors_on(lambda: nullcontext(pool)) if pool is not None else nullcontext():
+        dataset = load_data(config.data)
+    return config.votes_to_share(dataset, teachers, reporter, pool)
 
 
 def collect_shared_releases(

@@ -12,8 +12,9 @@ never trained again.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, Relation, UserError, strict
 from student.student import Student, save_student
 from teachers.cluster import require_cluster
+from teachers.ray_pool import open_pool
+from teachers.vectors import vectors_on
 from teachers.work import tallied
 
 # Makes the noisy sum over several sites from which a run draws its release.
@@ -296,7 +299,9 @@ def _opened(
     workers, made = config.worker_ray, (found.votes, found.ledger, found.released, found.student)
     if release_of is None and workers is not None and workers.num_actors != 0 and not any(map(Path.exists, made)):
         require_cluster()
-    with reporter.stage("data"):
+    # Cells of a comparison, which read records once for all, run on workers themselves.
+    own = load is load_data and workers is not None and workers.num_actors != 0
+    with reporter.stage("data"), vectors_on(partial(open_pool, workers)) if own else nullcontext():
         dataset = folders.load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
         if is_given:  # what is loaded was checked with its files

@@ -31,11 +31,13 @@ from aggregator.session import AggregatorSession, PublicPool, Question
 from aggregator.store import (
     is_database,
 )
-from fairpate.config import QueriesConfig, RayConfig
+from fairpate.config import QueriesConfig, RayConfig, WeightsConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.declaration import read_declaration
+from fairpate.data.pictures import is_square_picture, picture_in
 from fairpate.data.registry import CODEBOOKS
 from fairpate.data.tables import RecordForm, feature_codes, form_of
+from fairpate.encoders import Encoder
 from fairpate.http_server import HttpServer, ServiceError
 from fairpate.methods import pate
 from fairpate.methods.noisy_counts import ServiceRule
@@ -57,11 +59,12 @@ from fairpate.terminal import Output, require_extra, say, show
 from fairpate.types import UsageError
 
 
-def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
+def public_pool(dataset: Dataset, *, takes_posted: bool = True, weights: WeightsConfig | None = None) -> PublicPool:
     """Return the public records of a run from which callers of its service choose queries. Records with equal content
     are listed once; the run's own queries come first, in order.
 
-    ``takes_posted``: whether the voters can also vote on records that a caller sends in a request.
+    ``takes_posted``: whether the voters can also vote on records that a caller sends in a request; if records are
+    pictures, or vectors of an encoder with its file of ``weights``, as pictures too.
     """
     # Without a number of queries and an admission rule, so that every record is offered, not the run's selection.
     public = pate.choose_queries(dataset, QueriesConfig())
@@ -75,6 +78,21 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
         # As every record was embedded: the same record gets the same coordinates, bit for bit.
         return embedding(torch.from_numpy(features)[None])[0].numpy()
 
+    picture = None
+    shape = tuple(dataset.public.x.shape[1:]) if embedding is None else embedding.record_shape
+    encoder = (
+        None if dataset.encoder is None else Encoder.of(dataset.encoder, None if weights is None else weights.path)
+    )
+    if encoder is not None:
+        shape = encoder.public.picture_shape
+    if takes_posted and is_square_picture(shape):
+        import torch
+
+        def picture(content: bytes) -> npt.NDArray[np.generic]:
+            # As the pool's were read: a public picture that is posted is the query that is in the pool.
+            x = picture_in(content, shape)
+            return place(x if encoder is None else encoder(torch.from_numpy(x.copy())[None])[0].numpy())
+
     return PublicPool(
         features=public.x.numpy(),
         groups_N=public.z.numpy(),
@@ -84,6 +102,7 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
         takes_posted=takes_posted,
         form=form_of(dataset.feature_codes),
         place=place,
+        picture=picture,
     )
 
 
@@ -171,7 +190,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         return rule.labels(x, session.offsets.votes)
 
     try:
-        public = public_pool(dataset, takes_posted=config.votes_on_anything)
+        public = public_pool(dataset, takes_posted=config.votes_on_anything, weights=config.data.weights)
         facts = public_words(run, config, dataset)
 
         def try_vote() -> None:

