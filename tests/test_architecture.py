@@ -16,7 +16,7 @@ import structure  # noqa: E402
 pytestmark = pytest.mark.usefixtures("light_runs")
 
 FLOORS = (
-    ("fairpate.types", "fairpate.lazy"),
+    ("fairpate.types", "fairpate.lazy", "fairpate.face_network"),
     ("fairpate.config", "fairpate.files", "fairpate.pages", "fairpate.oriented_gradients"),
     ("fairpate.http_server", "fairpate.terminal", "fairpate.encoders"),
     ("fairpate.privacy", "fairpate.fairness"),

@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BeforeValidator, Field, model_validator
 
-from fairpate import config, word_vectors
+from fairpate import config
 from fairpate.config import ConfigError, Count, CountOrZero, Refused, Section, nearest, short_for
-from fairpate.data import dataset, tables
+from fairpate.data import dataset, tables, word_vectors
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Option, Origin, Part, Request, SourceFile, Split
 from fairpate.data.features import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names

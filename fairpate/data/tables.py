@@ -44,7 +44,6 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fairpate import word_vectors
 from fairpate.config import (
     CODE_NAME,
     LARGEST,
@@ -58,6 +57,7 @@ from fairpate.config import (
     nearest,
     short_for,
 )
+from fairpate.data import word_vectors
 from fairpate.lazy import arrow_dataset, torch
 from fairpate.types import DataError, DataSettingsError, FloatArray, IntArray, tell
 
@@ -1339,8 +1339,8 @@ def text_vectors(texts: Sequence[str], size: int, ngrams: str) -> Floats:
     ``ngrams``: lower-cased `words` and their pairs, or `characters` within words, are counted at the place that a hash
     of each gives, with a sign by the same hash, and scaled to the norm 1. Nothing is fitted to texts, and a text
     without words is a vector of zeros. Or `glove`, the mean of public vectors of words
-    (:mod:`fairpate.word_vectors`), or the user's own ``module:function``, which gets one text at a time; DataError if
-    it fails.
+    (:mod:`fairpate.data.word_vectors`), or the user's own ``module:function``, which gets one text at a time; DataError
+    if it fails.
     """
     if ngrams == word_vectors.NAME:
         return word_vectors.mean_vectors(texts)

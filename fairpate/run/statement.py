@@ -6,8 +6,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from fairpate import types, word_vectors
-from fairpate.data import REGISTRY, Dataset
+from fairpate import types
+from fairpate.data import REGISTRY, Dataset, word_vectors
 from fairpate.data.registry import compared_on
 from fairpate.encoders import PublicEncoder
 from fairpate.methods import base

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from fairpate import load_data, word_vectors
+from fairpate import load_data
 from fairpate.config import ALLOWED, EmbeddingConfig
-from fairpate.data import DataError
+from fairpate.data import DataError, word_vectors
 from fairpate.data.features import embedded
 from fairpate.data.tables import form_of, text_vectors
+from fairpate.data.word_vectors import WordVectorsError
 from fairpate.examples.letters import letters, write_letters
 from fairpate.methods.base import configured
 from fairpate.releases.directory import read_statement
@@ -24,7 +25,6 @@ from fairpate.run.run import run_method
 from fairpate.run.statement import trained_elsewhere
 from fairpate.terminal import Reporter
 from fairpate.types import DataSettingsError
-from fairpate.word_vectors import WordVectorsError
 
 
 def complaints(count: int, seed: int) -> dict[str, list[str]]:
