@@ -300,8 +300,8 @@ def _opened(
     if release_of is None and workers is not None and workers.num_actors != 0 and not any(map(Path.exists, made)):
         require_cluster()
     # Cells of a comparison, which read records once for all, run on workers themselves.
-    own = load is load_data and workers is not None and workers.num_actors != 0
-    with reporter.stage("data"), vectors_on(partial(open_pool, workers)) if own else nullcontext():
+    own = workers if load is load_data and workers is not None and workers.num_actors != 0 else None
+    with reporter.stage("data"), nullcontext() if own is None else vectors_on(partial(open_pool, own)):
         dataset = folders.load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
         if is_given:  # what is loaded was checked with its files
