@@ -64,7 +64,7 @@ from fairpate.config import expected
 from fairpate.files import file_version
 from fairpate.pages import HEADERS as PAGE_HEADERS
 from fairpate.pages import render
-from fairpate.types import PACKAGES, UserError
+from fairpate.types import PACKAGES, KnownCaller, UserError
 
 _MAX_FAULTS = 10
 OPEN_PATHS = ("/", "/livez", "/readyz", "/healthz")
@@ -81,7 +81,6 @@ _LARGE_BYTES_PER_S = 10e6
 _MAX_BUCKETS = 4096
 
 Headers = Mapping[str, str] | None
-Role = Literal["analyst", "operator"]
 Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
 """Why a service does not answer new queries."""
 
@@ -120,21 +119,6 @@ class Health(Body):
 
     status: Literal["ok", "failing"]
     reasons: list[Reason]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownCaller:
-    """The sender of a request. Callers with the same ``name`` share limits and charges.
-
-    ``expires_s``: when the token expires, in seconds since 1970; None: never.
-    """
-
-    name: str
-    role: Role
-    expires_s: float | None = None
-
-
-LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
 
 
 class Tokens(Protocol):

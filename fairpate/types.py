@@ -307,6 +307,24 @@ class LabelledSet:
         return LabelledSet(record_ids=tuple(self.record_ids[row] for row in rows.tolist()), **taken)
 
 
+Role = Literal["analyst", "operator"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownCaller:
+    """The sender of a request to a service. Callers with the same ``name`` share limits and charges.
+
+    ``expires_s``: when the token expires, in seconds since 1970; None: never.
+    """
+
+    name: str
+    role: Role
+    expires_s: float | None = None
+
+
+LOCAL_ANALYST = KnownCaller(name="local", role="analyst")
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueryOutcomes:
     """The number of submitted queries, and how many of them were answered or refused by each step. Outcomes are

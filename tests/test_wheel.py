@@ -247,13 +247,21 @@ DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "vl_convert": "vl-c
 BROUGHT = {"starlette": "fastapi", "click": "typer", "pydantic_core": "pydantic"}
 
 
+def statements(node):
+    """All statements within ``node``, and not their expressions, which hold no import."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for each in getattr(node, field, ()):
+            yield each
+            yield from statements(each)
+
+
 def test_the_package_imports_what_it_declares_and_declares_what_it_imports():
     """A library that only an extra installs is imported inside a function, or in a module that is: postgres.py."""
     always, somewhere = set(), set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
-            for node in ast.walk(tree):
+            for node in statements(tree):
                 named = [each.name for each in node.names] if isinstance(node, ast.Import) else []
                 named += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
                 found = {name.partition(".")[0] for name in named} - PACKAGES - set(sys.stdlib_module_names)

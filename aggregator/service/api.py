@@ -48,7 +48,6 @@ from fairpate.http_server import (
     FaultError,
     Faults,
     Health,
-    KnownCaller,
     add_open_route,
     fault,
     faults_response,
@@ -56,7 +55,7 @@ from fairpate.http_server import (
 )
 from fairpate.pages import at_most, delta_text, meaning, percent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.types import strict, worded
+from fairpate.types import KnownCaller, strict, worded
 
 # As many as the batcher asks together: a full request is one group.
 MAX_QUERIES_PER_REQUEST = 1024

@@ -32,8 +32,7 @@ from aggregator.ledger import NO_LIMIT, OwnLimit
 from aggregator.store import folder_held
 from fairpate.config import expected
 from fairpate.files import file_version, write_atomically
-from fairpate.http_server import LOCAL_ANALYST, KnownCaller, Role
-from fairpate.types import UsageError
+from fairpate.types import LOCAL_ANALYST, KnownCaller, Role, UsageError
 
 # 96 bits if the characters are hexadecimal digits: too many to guess.
 _MIN_TOKEN_CHARACTERS = 24

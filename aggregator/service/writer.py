@@ -37,10 +37,10 @@ from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.session import AggregatorSession, BudgetStatus, Query, Question, QuotaExceededError, Reply
 from aggregator.store import DeposedError, LedgerError, UnreachableError
-from fairpate.http_server import KnownCaller, NotAdmittedError, Reason
+from fairpate.http_server import NotAdmittedError, Reason
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
-from fairpate.types import IntArray, UserError
+from fairpate.types import IntArray, KnownCaller, UserError
 
 ResultT = TypeVar("ResultT")
 OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]

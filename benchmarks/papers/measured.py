@@ -198,19 +198,21 @@ _OURS = re.compile(
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
 
 
-def filled(document: str) -> str:
-    """``document`` with the numbers of its tables, and below each its files, seeds and commands."""
-    return "".join(
-        f"{line}\n" for is_table, lines in _blocks(document) for line in (_filled(lines)[0] if is_table else lines)
-    )
-
-
-def references(document: str) -> list[tuple[str, str, str, str]]:
-    """Words, file, cell and metric of every number that ``document`` quotes, in links and in tables."""
+def built(document: str) -> tuple[str, list[tuple[str, str, str, str]]]:
+    """``document`` with the numbers of its tables, and below each its files, seeds and commands; and words, file, cell
+    and metric of every number that it quotes, in links and in tables."""
+    shown: list[str] = []
     found = [(words, Path(file).stem, cell, metric) for words, file, cell, metric in QUOTE.findall(document)]
     for is_table, lines in _blocks(document):
-        found += _filled(lines)[1] if is_table else []
-    return found
+        own, quoted = _filled(lines) if is_table else (lines, [])
+        shown += own
+        found += quoted
+    return "".join(f"{line}\n" for line in shown), found
+
+
+def filled(document: str) -> str:
+    """The first part of :func:`built`: what readers of ``document`` see."""
+    return built(document)[0]
 
 
 def unsupported(document: str) -> list[str]:

@@ -22,7 +22,6 @@ from aggregator.store import (
     LedgerError,
 )
 from fairpate.config import ConfigError
-from fairpate.http_server import Role
 from fairpate.releases.directory import (
     RunFolderError,
     run_at,
@@ -31,7 +30,7 @@ from fairpate.releases.ledger import place_of
 from fairpate.run.folder import open_run_directory
 from fairpate.run.ledgers import has_ledger
 from fairpate.terminal import Output, listing, say
-from fairpate.types import UsageError
+from fairpate.types import Role, UsageError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _NO_QUOTA = "--per-day: an operator has no quota; leave it out, or limit --queries or --epsilon."

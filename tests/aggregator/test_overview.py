@@ -23,9 +23,8 @@ from aggregator.service.api import Facts, about_json, bodies_for, question_of
 from aggregator.service.page import History, PointInTime, advice, forecast, span
 from aggregator.session import PublicPool, VotesUnavailableError
 from fairpate.data.tables import Feature, feature_codes, form_of
-from fairpate.http_server import LOCAL_ANALYST
 from fairpate.privacy.accountant import rdp_data_dependent
-from fairpate.types import GateRule
+from fairpate.types import LOCAL_ANALYST, GateRule
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

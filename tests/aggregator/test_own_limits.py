@@ -27,10 +27,9 @@ from aggregator.session import (
     epsilon_data_independent,
     most_queries,
 )
-from fairpate.http_server import KnownCaller
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.types import Budget
+from fairpate.types import Budget, KnownCaller
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from aggregator.service.auth import LiveTokens, TokenError, is_loopback, read_tokens
-from fairpate.http_server import KnownCaller
+from fairpate.types import KnownCaller
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

@@ -30,7 +30,7 @@ from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 pytestmark = pytest.mark.usefixtures("light_runs")
 
 COVERAGE = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
-BUILT = measured.filled(COVERAGE)
+BUILT, QUOTATIONS = measured.built(COVERAGE)
 CODE = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"(?:configs|benchmarks)/[\w./-]+\.(?:yaml|py)")
 SECTION = re.compile(r"\[([^\]]*)\]\((results(?:-\w+)?)\.md#([\w-]+)\)")
@@ -44,11 +44,6 @@ def page(path: str) -> str:
 
 def stored_demo() -> dict[str, Any]:
     return json.loads((measured.FOLDER / "demo.json").read_text(encoding="utf-8"))
-
-
-@cache
-def quotations() -> list[tuple[str, str, str, str]]:
-    return measured.references(COVERAGE)
 
 
 def commands() -> list[str]:
@@ -68,7 +63,7 @@ def test_pictures_are_drawn_from_the_results_that_are_here() -> None:
 
 
 def test_every_quotation_is_what_was_measured() -> None:
-    assert len(quotations()) > 1500
+    assert len(QUOTATIONS) > 1500
     for page, least in (("coverage", 15), ("results-published", 40), ("results-frontier", 100), ("which-method", 10)):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         assert len(measured.QUOTE.findall(text)) > least
@@ -157,7 +152,7 @@ def test_a_mark_is_met_within_three_tenths_of_a_point_or_two_standard_errors_bel
 
 def test_a_cell_with_a_degenerate_seed_is_marked_where_it_is_quoted() -> None:
     marked, read = 0, cache(measured.read)
-    for words, file, cell, metric in quotations():
+    for words, file, cell, metric in QUOTATIONS:
         flags = read(file).get(cell, {}).get("degenerate", [])
         has_mark = words.endswith("†")
         assert has_mark == (metric != "seeds" and sum(flags) > 0), f"{file}#{cell}:{metric}"
@@ -211,7 +206,7 @@ LARGE += ("fermi_parity", "fermi_odds", "fermi_parity_epsilon")
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE))
-        for name in sorted({file for _, file, _, _ in quotations()})
+        for name in sorted({file for _, file, _, _ in QUOTATIONS})
     ],
 )
 def test_every_cell_that_is_quoted_is_there_or_is_one_of_its_sweep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +216,7 @@ def test_every_cell_that_is_quoted_is_there_or_is_one_of_its_sweep(name: str, mo
         of_sweep = set(papers.cell_names(cells_of(load_sweep(path), folder=path.parent)).values())
         assert known <= of_sweep
         known = of_sweep
-    assert {cell for _, file, cell, _ in quotations() if file == name} <= known
+    assert {cell for _, file, cell, _ in QUOTATIONS if file == name} <= known
 
 
 def test_files_of_results_are_as_they_were_written() -> None:

@@ -1,13 +1,15 @@
 """docs/operations.md is typed as it stands: as root, beside a service under the units of deploy/."""
 
-import os
+import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import own_machine
 import pytest
+
+from fairpate.methods.base import configured
+from fairpate.run.run import run_method
+from fairpate.terminal import Reporter
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -38,16 +40,17 @@ pytestmark = [
 def made(tmp_path_factory):
     """A run that leaves room for queries, and the operator's odometer, as folders of the machine."""
     folder = tmp_path_factory.mktemp("made")
-    options = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "fairpate", "run", "--method", "fairpate", "--out", str(folder / "run"), *options]
-    state = {**os.environ, "FAIRPATE_STATE": str(folder / "state")}
-    subprocess.run(command, env=state, check=True, capture_output=True, cwd=folder)  # noqa: S603 - our own program
+    overrides = [f"out={folder / 'run'}", *(f"{name}={value}" for name, value in SMALL.items())]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FAIRPATE_STATE", str(folder / "state"))
+        run_method(configured({}, overrides, method="fairpate"), Reporter(quiet=True))
     # Compiled by root: the service's user may not write beside modules, and each of its commands would compile them.
-    subprocess.run([sys.executable, "-c", f"import {COMPILED}"], check=True)  # noqa: S603 - the same
+    for name in COMPILED:
+        importlib.import_module(name)
     return {folder / "run": "/srv/fairpate/RUN", folder / "state": "/var/lib/fairpate/state"}
 
 
-COMPILED = "aggregator.client, aggregator.service.server, fairpate.cli.services, fairpate.run.publication"
+COMPILED = ("aggregator.client", "aggregator.service.server", "fairpate.cli.services", "fairpate.run.publication")
 
 
 def replaced(text):

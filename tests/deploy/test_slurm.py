@@ -5,12 +5,12 @@ import re
 import subprocess
 from pathlib import Path
 
-from ray.scripts.scripts import start
-
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "fairpate.sbatch"
 
 
 def test_bash_reads_the_script_and_ray_knows_its_options():
+    from ray.scripts.scripts import start  # seconds, which collecting tests need not take
+
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)  # noqa: S603, S607
     options = SCRIPT.read_text(encoding="utf-8").partition("options=(")[2].partition("    ray=")[0]
     given = set(re.findall(r"--[a-z][a-z-]+", options))

@@ -4,26 +4,24 @@ import io
 import json
 import math
 import stat
-import sys
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import ray
 from rich.console import Console
-from sweeps import COLOUR_UNSEEN, counted, epsilons, measured, refused, run
+from sweeps import COLOUR_UNSEEN, counted, epsilons, measured, refused
+from sweeps import run as run_sweep
 
 from fairpate.report.frontier import Row
 from fairpate.run.compare import comparison_outcome, write_frontier_reports
 from fairpate.run.sweep import Cell, read_rows
 from fairpate.types import VoteBatch
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
-pytestmark = [
-    pytest.mark.xdist_group("ray"),
-    pytest.mark.usefixtures("light_runs"),
-    pytest.mark.usefixtures("ray_session"),
-]
+pytestmark = pytest.mark.usefixtures("light_runs")
+
+run = partial(run_sweep, ray={"num_actors": 0})
+"""In this process: what is published does not depend on where a cell ran."""
 
 
 @pytest.fixture

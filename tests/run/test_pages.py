@@ -1,8 +1,10 @@
 """No page of this project asks another host for anything: each is shown whole on a machine without a network."""
 
-import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import pytest
 from page_references import References
@@ -38,12 +40,21 @@ def test_templates_style_sheets_and_scripts_of_all_pages() -> None:
         assert References(page).found == [], name
 
 
+def texts(constant: Any) -> Iterator[str]:
+    """All strings of a module's code; those of a syntax tree take three times as long."""
+    if isinstance(constant, str):
+        yield constant
+    elif isinstance(constant, CodeType):
+        yield from texts(constant.co_consts)
+    elif isinstance(constant, tuple | frozenset):
+        for each in constant:
+            yield from texts(each)
+
+
 def test_pages_are_made_by_templates_alone() -> None:
     """No module writes a tag, where nothing would escape what it puts into it; only drawings are HTML before."""
     package = TEMPLATES.parent
     for path in sorted(package.rglob("*.py")):
-        constants = [
-            node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)
-        ]
-        tags = [text for text in constants if isinstance(text, str) and re.search(r"</\w|<\w+ \w+=", text)]
+        code = compile(path.read_text("utf-8"), path, "exec", dont_inherit=True)
+        tags = [text for text in texts(code) if re.search(r"</\w|<\w+ \w+=", text)]
         assert not tags or path == package / "report" / "run_page.py", (path, tags)

@@ -14,8 +14,8 @@ from two_groups import untrained_student
 
 from fairpate.data.tables import Feature, feature_codes, form_of
 from fairpate.fairness.gate import filter_stream
-from fairpate.http_server import FaultError, Guard, KnownCaller, RequestRate
-from fairpate.types import GateRule
+from fairpate.http_server import FaultError, Guard, RequestRate
+from fairpate.types import GateRule, KnownCaller
 from student.server import (
     MAX_RECORDS_PER_REQUEST,
     Record,
