@@ -195,7 +195,7 @@ def delta_words(delta: float, units: int | None, unit: Unit) -> str:
     if units is None:
         most = math.ceil(round(1 / delta, 6))
         return f"How many {unit}s there are is not public; δ is below 1/n for fewer than {most:,}."
-    return f"δ is below 1/n: it is {delta * units:.2g} of one in {counted(units, unit)}, the public number."
+    return f"δ is small enough: {delta * units:.2g} of 1/n, for n = {units:,}, the public number of {unit}s."
 
 
 def question(unit: Unit, relation: Relation) -> str:
@@ -216,17 +216,17 @@ def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, see
     if math.isinf(epsilon):
         return f"No ε is finite: there is no bound on what can be learned about one {unit}."
     guess = (
-        f"Somebody who sees {seen}, knows all other private data and, at even odds, has to guess "
-        f"{question(unit, relation)}"
+        f"Somebody sees {seen}, knows all other private data, and has to guess, at even odds, "
+        f"{question(unit, relation)}. The guess"
     )
-    share = most_often_right(epsilon, delta)
+    share, coin = most_often_right(epsilon, delta), "that of a tossed coin 50\u00a0%"
     if strength(epsilon, delta) == "void":
         return (
-            f"{guess} may be right nearly always (up to {share} of the time; a coin would be 50\u00a0%): "
-            f"this ε says next to nothing about one {unit}."
+            f"{guess} may be right nearly always (up to {share} of the time, {coin}): this ε says next to nothing "
+            f"about one {unit}."
         )
     weak = " This is a weak bound." if strength(epsilon, delta) == "weak" else ""
-    return f"{guess} is right at most {share} of the time; a coin would be 50\u00a0%.{weak}"
+    return f"{guess} is right at most {share} of the time, {coin}.{weak}"
 
 
 _MOST_SHOWN = 8

@@ -120,8 +120,8 @@ def test_a_delta_is_cautioned_from_one_in_n_and_void_where_ten_records_or_a_shar
 def test_the_sentence_asks_what_unit_and_relation_compare(unit: str, relation, guess: str) -> None:
     said = meaning(1.0, 1e-5, unit=unit, relation=relation, seen="the model")
     assert said == (
-        f"Somebody who sees the model, knows all other private data and, at even odds, has to guess {guess} "
-        "is right at most 73.2\u00a0% of the time; a coin would be 50\u00a0%."
+        f"Somebody sees the model, knows all other private data, and has to guess, at even odds, {guess}. "
+        "The guess is right at most 73.2\u00a0% of the time, that of a tossed coin 50\u00a0%."
     )
 
 
@@ -134,7 +134,8 @@ def test_a_large_epsilon_is_said_to_say_next_to_nothing(epsilon: float) -> None:
 
 def test_a_weak_and_a_missing_bound_are_said() -> None:
     weak = meaning(5.13, 1e-5, unit="record", relation="add or remove one", seen="the student")
-    assert weak.endswith("is right at most 99.5\u00a0% of the time; a coin would be 50\u00a0%. This is a weak bound.")
+    coin = "that of a tossed coin 50\u00a0%"
+    assert weak.endswith(f"is right at most 99.5\u00a0% of the time, {coin}. This is a weak bound.")
     none = meaning(math.inf, 1e-5, unit="record", relation="add or remove one", seen="the model")
     assert none == "No ε is finite: there is no bound on what can be learned about one record."
 

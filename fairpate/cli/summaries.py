@@ -150,7 +150,8 @@ def outcome(run: RunDirectory) -> Output:
     words for a person."""
     from fairpate.run.publication import read_claims
 
-    record, statement, trained = read_json(run.record), read_statement(run), read_card(run.student).num_training_labels
+    record, statement, metrics = read_json(run.record), read_statement(run), read_json(run.metrics)
+    trained = read_card(run.student).num_training_labels
     queries = statement.queries
     places = {
         "model": run.student,
@@ -163,7 +164,7 @@ def outcome(run: RunDirectory) -> Output:
     }
     files = {name: path for name, path in places.items() if path.exists()}
     what = f"{record['method']} on {record['data']}, seed {record['seed']}"
-    claims = read_claims(run, for_operator=True)
+    claims = read_claims(run, for_operator=True, statement=statement, metrics=metrics)
     # The verdict as the report has it, which anyone may read; what the operator alone knows is in the rows.
     verdict = replace(claims, without_privacy=None, for_operator=False).line
     rows = [("method", what), ("verdict", verdict), ("meaning", claims.guarantee.meaning), *claims.rows]
@@ -172,8 +173,7 @@ def outcome(run: RunDirectory) -> Output:
         # The ledger may have released more labels since.
         if trained not in (None, queries.answered):
             rows.append(("student trained on", f"{trained} of these labels, those of the run's own queries"))
-    # The numbers of statement and metrics are above; without queries the operator's page has little to add.
-    unnamed = {"statement", "metrics", *(["operator_only"] if queries is None else [])}
+    unnamed = {"statement", "metrics"}  # their numbers are above
     rows += [(name.replace("_", " "), str(path)) for name, path in files.items() if name not in unnamed]
     if statement.epsilon is not None and statement.noise == OS_ENTROPY:  # another run adds to no sum
         own = f"ε = {epsilon_text(statement.epsilon)} of each {statement.unit}"
@@ -181,7 +181,7 @@ def outcome(run: RunDirectory) -> Output:
     found = {name: record[name] for name in ("method", "data", "seed")} | {
         "run": run.root,
         "statement": read_json(run.statement),
-        "metrics": read_json(run.metrics),
+        "metrics": metrics,
         "training_labels": trained,
         "files": files,
     }

@@ -69,6 +69,7 @@ class RunDirectory:
     metrics = PathIn("public", "metrics.json", "The student's metrics.")
     metrics_table = PathIn("public", "metrics.safetensors", "The noisy table of test records, for private metrics.")
     choice = PathIn("public", "choice.safetensors", "Which settings a private mechanism chose, if one did.")
+    comparison = PathIn("public", "comparison.json", "What a choice by results costs in the run's comparison.")
     audit = PathIn("public", "audit.json", "Lower bounds on epsilon from attacks on shadow releases.")
     audit_page = PathIn("public", "audit.html", "The bounds of the audit as a page.")
     private_population = PathIn("public", "private_population.json", "Rates of private groups, from the release.")

@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -112,6 +112,11 @@ PLANES = ((EPSILON, ACCURACY), (DISPARITY, ACCURACY), (EPSILON, COVERAGE), (EPSI
 # Marks that would cover each other are moved apart by at most this, in thousandths of the horizontal axis.
 MOST_SHIFT = 100
 _STEP = 2  # thousandths of an axis
+Side = Literal["left", "center", "right"]
+# The part of the axis that the words of a line cover, with half a mark at both ends, and where their anchor is.
+_THIRDS: Mapping[Side, tuple[float, float]] = {"left": (0, 0.37), "center": (0.32, 0.68), "right": (0.63, 1)}
+_LABEL_X: Mapping[Side, Any] = {"left": 3, "center": {"expr": "width / 2"}, "right": "width"}
+_NEAR = 0.08  # of the vertical axis: as high as the words
 _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks must not overlap
 
 
@@ -368,8 +373,8 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
             word, _ = STRENGTHS[strength(epsilon, privacy.delta)]
             right = most_often_right(epsilon, privacy.delta)
             private = (
-                f"{upper(word)}: a guess about one {privacy.unit} is right at most {right} of the time; a coin is "
-                "50\u00a0%."
+                f"{upper(word)}: a guess about one {privacy.unit} is right at most {right} of the time, that of "
+                "a tossed coin 50\u00a0%."
             )
         plain_points.append(
             {
@@ -530,9 +535,29 @@ class PanelView:
         self.complete, _ = frontier.defined(points, OBJECTIVES)
         self.drawn_N4 = coordinates(self.complete, self.axis)
         compared = frontier.baselines(points)
-        named = {"most common class": compared.majority, "best without privacy": compared.unprotected}
+        named = {"most common class": compared.majority, "without privacy": compared.unprotected}
         self.lines = {name: accuracy for name, accuracy in named.items() if not math.isnan(accuracy)}
         self.ends = extents(self.drawn_N4, self.axis, tuple(self.lines.values()))
+
+    def label_sides(self, across: int) -> list[Side]:
+        """Return where the words of each line of :attr:`lines` stand in a chart of accuracy over the coordinate
+        ``across``: at the end of the line, or in its middle, where they cover the fewest points and no other words."""
+        start, end = self.ends[across]
+        low, high = self.ends[ACCURACY]
+        x_N = (self.drawn_N4[:, across] - start) / ((end - start) or 1.0)
+        taken: list[tuple[float, Side]] = []
+        for number, accuracy in enumerate(self.lines.values()):
+            near_N = np.abs(self.drawn_N4[:, ACCURACY] - accuracy) < _NEAR * (high - low)
+
+            def covered(side: Side, near_N: Any = near_N, accuracy: float = accuracy) -> int:
+                from_x, to_x = _THIRDS[side]
+                words = sum(side == other and abs(accuracy - at) < _NEAR * (high - low) for at, other in taken)
+                return int((near_N & (from_x <= x_N) & (x_N <= to_x)).sum()) + len(x_N) * words
+
+            # The most accurate points lie to the right, a constant prediction to the left: usually away from them.
+            sides: tuple[Side, ...] = ("right", "left", "center") if number == 0 else ("left", "right", "center")
+            taken.append((accuracy, min(sides, key=covered)))
+        return [side for _, side in taken]
 
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
         """Return the chart data of the points without undefined values: a row for each point, in the order of drawing.
@@ -673,10 +698,9 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
         for channel, coordinate in (("x", across), ("y", up))
         if coordinate != EPSILON
     ]
-    # Labels at opposite ends, so that those of two close lines do not overlap: the most accurate points lie to the
-    # right, a constant prediction to the left, and each label away from them.
     compared: list[dict[str, Any]] = []
-    for side, (name, accuracy) in enumerate(view.lines.items() if up == ACCURACY else ()):
+    lines = view.lines.items() if up == ACCURACY else ()
+    for (name, accuracy), side in zip(lines, view.label_sides(across) if lines else (), strict=True):
         rule = {"type": "rule", "stroke": "var(--muted)", "strokeDash": [2, 3], "strokeWidth": width}
         label = {"type": "text", "text": f"{name} {percent(accuracy)}", "fill": "var(--muted)", "dy": -5, "aria": False}
         compared.append(
@@ -686,8 +710,8 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
                 "layer": [
                     {"mark": rule},
                     {
-                        "mark": label | {"align": ("right", "left")[side]},
-                        "encoding": {"x": {"value": ("width", 3)[side]}},
+                        "mark": label | {"align": side},
+                        "encoding": {"x": {"value": _LABEL_X[side]}},
                     },
                 ],
             }
@@ -711,7 +735,12 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
     # The reader's choice: a ring, and words on its side with more room.
     ring = {"type": "point", "shape": "circle", "fill": "transparent", "stroke": "var(--ink)", "strokeWidth": 2}
     words = {"type": "text", "text": "your choice", "fontWeight": 600, "fill": "var(--ink)", "aria": False}
-    where = f"datum.x{number} > {sum(view.ends[across]) / 2:g} ? 'right' : 'left'"
+    start, end = view.ends[across]
+    room = 0.22 * (end - start)  # as wide as the words
+    where = f"datum.x{number} > {(start + end) / 2:g}"
+    if across == DISPARITY:  # not over the line of the reader's limit
+        where += f" || (datum.x{number} > {start + room:g} && abs(gap - datum.x{number} - {room / 2:g}) < {room / 2:g})"
+    where += " ? 'right' : 'left'"
     # Towards the middle: above the highest points is the edge, and what they are compared with.
     beside = f"datum.{_FIELDS[up]} > {sum(view.ends[up]) / 2:g} ? 26 : -20"
     picked = {

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -44,6 +44,9 @@ _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
 _MOST_COLUMNS, _MOST_LISTED = 5, 2000
 _PERCENT = "\u00a0%"
+_VERDICTS: tuple[Literal["fair", "perhaps fair", "not fair", "unknown"], ...] = (
+    *("fair", "perhaps fair", "not fair", "unknown"),
+)
 _RULE = frontier.SelectionRule()
 
 
@@ -243,12 +246,20 @@ def judged_words(point: Point, rule: FairRule) -> str:
     missing = listed(list(point.groups.unmeasured)) if not NOTIONS[rule.notion].bounds_rate else ""
     among = f" where it is measured, and not known for {missing}" if missing else ""
     low, high, _ = point.ends_S3.get(rule.notion, np.full((1, 3), math.nan))[0].tolist()
-    details = f", {decimal(low)} to {decimal(high)}" if num_seeds == 1 and not math.isnan(low) else ""
-    if num_seeds > 1 and not clear:
-        details = f": fair in {num_by_verdict['fair']} of {num_seeds} seeds"
     gap = figures.with_spread(point.seen_by(rule.notion))[0]
-    rule_words = f"what you call fair (at most {rule.limit:g}) with the whole 95\u00a0% interval"
-    return f"Its {measure}, {gap}, is {word}{among}, by {rule_words}{details}."
+    verdict, limit = f"Its {measure} of {gap} is {word}{among}", f"{rule.limit:g}"
+    if num_seeds > 1:
+        numbers = [f"{word} with {num_by_verdict[word]}" for word in _VERDICTS if num_by_verdict[word]]
+        by_seed = f"with each of {num_seeds} seeds" if clear else f"of {num_seeds} seeds it is {listed(numbers)}"
+        return f"{verdict}: {by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
+    if math.isnan(low):
+        return f"{verdict}: it has no 95\u00a0% interval."
+    interval = f"its 95\u00a0% interval, {decimal(low)} to {decimal(high)},"
+    if word == "perhaps fair":
+        # Below the limit, an interval of few records does not suffice.
+        why = f"goes beyond {limit}" if high > rule.limit else "is of too few records to decide"
+        return f"{verdict}: {interval} {why}."
+    return f"{verdict}: {interval} is {'at most' if word == 'fair' else 'above'} {limit}."
 
 
 def cells(point: Point) -> list[tuple[str, str]]:
@@ -274,7 +285,7 @@ class FrontierReport:
     and counted, and so are rows without privacy unless ``publish_unprotected``. Only the operator's page says why a run
     failed. ``notion``: the notion of fairness that the page opens with; the reader may choose any other that was
     recorded. ``fair_at``: the user's rule of fairness, at which the sliders begin. ``looks``: the family and the colour
-    of methods by name.
+    of methods by name. ``choices``: for data sets by name, a sentence on what a choice by these results costs.
     """
 
     title: str
@@ -284,6 +295,7 @@ class FrontierReport:
     notion: NotionName = DEFAULT
     fair_at: FairRule = field(default_factory=FairRule)
     looks: Mapping[str, frontier.Look] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shown(self) -> list[Row]:
@@ -362,7 +374,7 @@ def frontier_report(report: FrontierReport) -> str:
         series=series,
         series_number={name: number for number, name in enumerate(series)},
         classes=[
-            _class_view(privacy, by_notion, list(series.values()))
+            _class_view(privacy, by_notion, list(series.values()), report.choices)
             for privacy in sorted({panel.privacy for panel in by_notion[0]})
         ],
         notions=[NOTIONS[notion] for notion in notions],
@@ -402,11 +414,14 @@ def _library() -> str:
 
 
 def _class_view(
-    privacy: PrivacyClass, by_notion: Sequence[Mapping[Panel, Sequence[Point]]], known: Sequence[figures.SeriesStyle]
+    privacy: PrivacyClass,
+    by_notion: Sequence[Mapping[Panel, Sequence[Point]]],
+    known: Sequence[figures.SeriesStyle],
+    costs: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the template values for the section of the page on one privacy class. They include a list of panels (data
     sets). The list ``seen`` of a panel has the values that depend on the notion of fairness, one entry for each notion
-    in ``by_notion``."""
+    in ``by_notion``. ``costs``: the ``choices`` of the report."""
     panels: list[dict[str, Any]] = []
     # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):
@@ -441,6 +456,7 @@ def _class_view(
             {
                 "data": panel.data,
                 "caution": caution,
+                "choice": costs.get(panel.data, ""),
                 "number": number,
                 "label": figures.class_label(privacy),
                 "compared": compared,

@@ -358,7 +358,7 @@ class MeasuredClaims:
 
     @property
     def accuracy_words(self) -> str:
-        """The difference between the model's accuracy and that of the best baseline, in words."""
+        """The difference between the model's accuracy and that of the best baseline, in percentage points, in words."""
         measured, baseline = self.measured, self.without_privacy
         if math.isnan(measured.accuracy):
             return "an accuracy that is not shown"
@@ -366,7 +366,7 @@ class MeasuredClaims:
         if baseline is None or baseline.accuracy < measured.majority_accuracy:
             if measured.majority_class is None:
                 return f"{percent(measured.accuracy)} accuracy"
-            other, whose = measured.majority_accuracy, "the most common class"
+            other, whose = measured.majority_accuracy, f"always “{measured.majority_class}”"
         else:
             other, whose = baseline.accuracy, "a logistic model without privacy"
             if measured.accuracy > other:  # possible because the model had public records too
@@ -374,8 +374,24 @@ class MeasuredClaims:
         # From the numbers as they are printed, so that a reader's subtraction gives the same.
         points = Decimal(f"{100 * measured.accuracy:.1f}") - Decimal(f"{100 * other:.1f}")
         if not points:
-            return f"the accuracy of {whose}"
-        return f"{abs(points)} points of accuracy {'above' if points > 0 else 'below'} {whose}"
+            return f"as many as {whose}"
+        return f"{abs(points)} points {'more' if points > 0 else 'less'} than {whose}"
+
+    @property
+    def right_words(self) -> str:
+        """How many records the model answers, and how often it is right compared with the best baseline, as a
+        sentence."""
+        measured = self.measured
+        if math.isnan(measured.accuracy):
+            return "How often it is right is not shown."
+        right = percent(measured.accuracy)
+        if measured.coverage == 1 or self.before_refusals:
+            words = f"It is right for {right} of the {measured.words['noun']}s"
+        else:
+            share = percent(measured.coverage)
+            words = f"It answers {share} of the {measured.words['noun']}s and is right for {right} of these"
+        compared = self.accuracy_words
+        return f"{words}{'' if compared.endswith('accuracy') else f', {compared}'}."
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -403,17 +419,17 @@ class MeasuredClaims:
             details = [few if is_hidden else left_out or "No two groups can be compared.", unknown]
         else:
             side = "above" if fair == "not fair" else "on both sides of" if gap.high > limit else "at or below"
-            empty = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
+            empty = f"; {counted(gap.n_undefined, 'share')} of no record left out" if gap.n_undefined else ""
             perfect = ""
             if is_parity and not math.isnan(measured.perfect_gap):
                 # If tables are hidden the gap was rounded down, so it is worded as a bound.
                 rounded = f"of {measured.perfect_gap:.1f} or more" if measured.perfect_gap else "below 0.1"
                 of = f"of {measured.perfect_gap:.3f}" if not measured.hides_tables else rounded
                 perfect = (
-                    f"A model that is always right would have a gap {of} here, that of the true labels, and an "
-                    "equalized-odds gap of 0."
+                    f"A model that is always right would have a gap {of} here: by so much do the true labels of the "
+                    "groups differ."
                 )
-            meant = "The share of one prediction differs by so much between one group and all others"
+            meant = "The largest difference in how often a class is predicted for one group and for all others"
             details = [
                 f"{meant if is_parity else upper(notion.words)} ({gap.where}).",
                 f"Its interval, {interval_words(gap)}, lies {side} {limit:g}.",
@@ -421,10 +437,12 @@ class MeasuredClaims:
                 perfect,
                 unknown,
                 left_out,
-                f"Smallest cell: {pages.count(gap.min_cell_size)}{empty}.",
+                f"It compares shares of {pages.count(gap.min_cell_size)} records or more{empty}."
+                if gap.min_cell_size is not None
+                else f"It compares shares of records{empty}; how many are in the smallest is not shown.",
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
-        details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
+        details.insert(2, f"Fair means here: {fair_words(measured.fair_at)}, with its whole interval.")
         mood = WORDS["moods"][fair]
         if self.before_refusals:
             word += ", before it refuses any"
@@ -528,18 +546,53 @@ class MeasuredClaims:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What it costs to choose one of the private releases that a comparison made of the same records by their results,
+    or to publish all of them: their costs add up.
+
+    ``epsilon`` and ``delta`` are the sums over ``num_releases`` releases; both are None if these protect different
+    units or have different neighbouring relations, whose costs do not add up.
+    """
+
+    num_releases: int
+    epsilon: float | None
+    delta: float | None
+
+    @property
+    def cost(self) -> str:
+        """The cost as text, such as "ε = 3.00 (δ = 3·10⁻⁵)"."""
+        if self.epsilon is None or self.delta is None:
+            return "no one ε"
+        return f"ε = {epsilon_text(self.epsilon)} (δ = {delta_text(self.delta)})"
+
+    @property
+    def words(self) -> str:
+        """A sentence on the cost of a choice by results, as all pages and the terminal state it."""
+        which = f"the {self.num_releases} releases of this comparison"
+        if self.epsilon is None:
+            return f"The best of {which} by their results has no one ε: they protect different units."
+        return f"The best of {which} by their results, or all of them, would cost {self.cost} at most."
+
+    def named(self, epsilon: float) -> str:
+        """A sentence on the cost ``epsilon`` of one model of the comparison, and on that of a choice."""
+        return f"ε is {epsilon_text(epsilon)} for a model named before any result is seen. {self.words}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunStatement(MeasuredClaims):
     """All claims about the model of a run: its privacy guarantee, and its measurements on test records.
 
     ``for_operator``: for the operator's own page, which shows a baseline without privacy if the run measured one. A
     published page shows none, whether there is one or not. ``intended_use``: what the model is for, in its owner's
     words; None if nobody stated it. ``audited``: whether an audit of the run found no fault; None if there is none.
+    ``choice``: what a choice by results costs in the comparison to which the run belongs; None for a run alone.
     """
 
     guarantee: Guarantee
     for_operator: bool = False
     intended_use: str | None = None
     audited: bool | None = None
+    choice: Choice | None = None
 
     @property
     def still_open(self) -> tuple[str, ...]:
@@ -553,13 +606,24 @@ class RunStatement(MeasuredClaims):
             "not_measured": not measured.is_measured,
             "unknown_groups": bool(unknown),
             "metrics": measured.is_measured and measured.metrics == "outside",
-            "choice": not guarantee.tuning_accounted,
+            "choice_among": self.shown_choice is not None,
+            "choice": not guarantee.tuning_accounted and self.shown_choice is None,
             "use": not self.intended_use,
             "no_audit": self.audited is None,
         }
         return tuple(
-            WORDS["still_open"][name].format(groups=listed(unknown)) for name, is_open in found.items() if is_open
+            WORDS["still_open"][name].format(
+                groups=listed(unknown), cost="" if self.choice is None else self.choice.cost
+            )
+            for name, is_open in found.items()
+            if is_open
         )
+
+    @property
+    def shown_choice(self) -> Choice | None:
+        """What a choice by results costs; None for a run alone, and if the model has no guarantee."""
+        is_open = self.guarantee.protects and not self.guarantee.tuning_accounted
+        return self.choice if is_open else None
 
     @property
     def before_publishing(self) -> str:
@@ -574,8 +638,8 @@ class RunStatement(MeasuredClaims):
         if self.for_operator:
             return "The run measured no model without privacy to compare with: method sgd trains one on the same data."
         return (
-            "The accuracy of a model without privacy is not published: it depends on every private record, and stays "
-            "with the operator, who may compare."
+            "How often a model without privacy is right is not published, as it depends on every private record; the "
+            "operator’s own report has it."
         )
 
     @property
@@ -589,20 +653,20 @@ class RunStatement(MeasuredClaims):
             return f"{begin}; how accurate and how fair is unknown: {measured.words['why_unknown']}."
         if measured.degenerate:
             return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
-        # A model that refuses most may seem fair and right.
-        answered = "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
         if self.before_refusals:
             answers, right = self.answers, ""
             if answers is not None:
                 if len(answers.unmet) == len(answers.group_names):
                     return f"{begin}, but it answers nothing: a bound on its errors is guaranteed for no group."
-                right = f" {answers.right_words};" if answers.right_words else ""
-            return f"{begin};{right} before it refuses any, {self.fairness_words}, at {self.accuracy_words}."
-        accuracy = f"at {self.accuracy_words}{answered}"
+                right = f" {answers.right_words}." if answers.right_words else ""
+            before = self.right_words
+            return f"{begin}.{right} Before it refuses any: {before[0].lower()}{before[1:-1]}; {self.fairness_words}."
+        # The share that it answers too: a model that refuses most may seem fair and right.
+        accuracy = self.right_words
         if (found := least_found(measured)) is not None and found[1] < _HARDLY:
-            accuracy += f", and finds “{found[0]}” in {_share_of_class(measured, found[1])}"
+            accuracy += f" It finds “{found[0]}” in {_share_of_class(measured, found[1])}."
         if "; not known for" in self.fairness_words or measured.not_measured:
-            return f"{begin}, {accuracy}; {self.fairness_words}."
+            return f"{begin}; {self.fairness_words}. {accuracy}"
         joined = WORDS["joined"].get(private, {}).get(self.fairness, f"{upper(private)}, {self.fairness_words}")
         # The limitation follows the word for privacy, wherever that stands. The word is found without its first letter,
         # which is a capital at the start of a sentence.
@@ -611,17 +675,19 @@ class RunStatement(MeasuredClaims):
         is_parity = measured.fair_at.notion == rates.DEFAULT
         if self.fairness == "not fair" and is_parity and measured.perfect_gap >= measured.fair_at.limit:
             perfect = " A model that is always right would not be called fair here either."
-        return f"{joined}, {accuracy}.{perfect}"
+        return f"{joined}. {accuracy}{perfect}"
 
     @property
     def figures(self) -> tuple[Figure, ...]:
         """The numbers that support the verdict on the model: privacy, fairness, accuracy and coverage."""
         guarantee, words = self.guarantee, self.guarantee.words
         private, mood = guarantee.strength
-        held = f"{words['protected']}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
+        held = f"{words['protected']} ({guarantee.relation}), δ = {delta_text(guarantee.delta)}."
         if guarantee.protects:
             # Earlier releases last: the budget of this run is the one that it was planned for.
             choice = words["uncharged_tuning"] or "The choice of settings is part of ε."
+            if self.shown_choice is not None:
+                choice = self.shown_choice.named(guarantee.epsilon)
             delta = pages.delta_words(guarantee.delta, guarantee.declared_units, guarantee.unit)
             details = [upper(held), delta, words["several_records"], choice, words["with_earlier"]]
         else:
@@ -635,7 +701,8 @@ class RunStatement(MeasuredClaims):
     def rows(self) -> Rows:
         """The guarantee and the measurements as pairs of heading and words, for a terminal or a notebook."""
         caution = self.guarantee.delta_caution
-        rows = [self.guarantee.row, *([("warning", caution)] if caution else []), *self.measured_rows]
+        choice = [] if self.shown_choice is None else [("the choice", self.shown_choice.named(self.guarantee.epsilon))]
+        rows = [self.guarantee.row, *choice, *([("warning", caution)] if caution else []), *self.measured_rows]
         return [*rows, ("before you publish", self.before_publishing)]
 
 
@@ -699,11 +766,13 @@ def least_found(measured: Evaluation) -> tuple[str, float] | None:
 def least_found_words(measured: Evaluation) -> str:
     """Return in one sentence which class is found least often; empty if it is not known."""
     found = least_found(measured)
-    return "" if found is None else f"Found least often: “{found[0]}”, in {_share_of_class(measured, found[1])}."
+    if found is None:
+        return ""
+    return f"The class that it finds least often: “{found[0]}”, in {_share_of_class(measured, found[1])}."
 
 
 def _share_of_class(measured: Evaluation, share: float) -> str:
-    return f"{percent(share)} of its {'' if measured.coverage == 1 else 'answered '}records"
+    return f"{percent(share)} of the {'' if measured.coverage == 1 else 'answered '}records of this class"
 
 
 def left_out_words(measured: Evaluation) -> str:
@@ -977,7 +1046,7 @@ class PublicReport:
     is confident enough. ``num_training_labels`` counts the released labels that the student was
     trained on, which may be fewer than were released; None if not known. ``private_population`` are estimates from a
     release by group. ``made`` states when and by which version of this package the report was made.
-    ``intended_use`` and ``audited`` are as in :class:`RunStatement`.
+    ``intended_use``, ``audited`` and ``choice`` are as in :class:`RunStatement`.
     """
 
     title: str
@@ -992,6 +1061,7 @@ class PublicReport:
     made: str = ""
     intended_use: str | None = None
     audited: bool | None = None
+    choice: Choice | None = None
 
     @property
     def headline(self) -> Evaluation:

@@ -237,8 +237,18 @@ def _opening(
             has_reject_option=report.reject_option is not None,
             intended_use=report.intended_use,
             audited=report.audited,
+            choice=report.choice,
         ),
     }
+
+
+def with_first_screen(html: str, found: RunStatement) -> str:
+    """Return the public report ``html`` with the parts of its first screen that may change after the run: what is open
+    before publishing, and the tiles with the numbers."""
+    before, tiles = render("first_screen.html", found=found).split("<!-- -->")
+    for pattern, part in ((r'<p class="before\b.*?</p>', before), (r'<dl class="tiles">.*?</dl>', tiles)):
+        html = re.sub(pattern, lambda _, part=part: part.strip(), html, count=1, flags=re.DOTALL)  # type: ignore[misc]
+    return html
 
 
 def answered_words(measured: Evaluation) -> str:
@@ -285,6 +295,12 @@ def _gate(rule: GateRule) -> str:
 
 
 _LEDGERS: Mapping[str, str] = records.WORDS["ledgers"]
+
+
+def operator_report(public: PublicReport, without_privacy: WithoutPrivacy | None) -> str:
+    """Return the operator's report of a run without queries as one HTML document: the first screen of the public one,
+    with the accuracy without privacy. It depends on private records: never publish it."""
+    return render("operator.html", **_opening(public, without_privacy, for_operator=True))
 
 
 def private_report(report: PrivateReport) -> str:

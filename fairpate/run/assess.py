@@ -211,7 +211,7 @@ class AssessedPredictions:
             return ratios
         division, claims = self.judged
         verdict = f"{upper(claims.fairness_words)} by {division.name} ({fair_words(self.fair_at)})"
-        return f"{verdict}, at {claims.accuracy_words}. {ratios}"
+        return f"{verdict}. {claims.right_words} {ratios}"
 
     @property
     def cells(self) -> str:

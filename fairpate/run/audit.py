@@ -98,6 +98,7 @@ from fairpate.run.bundle import alike
 from fairpate.run.folder import finished_run, load_for
 from fairpate.run.model import initial_model
 from fairpate.run.private_metrics import draw_table, lone_predictions, scores_of
+from fairpate.run.publication import renew_report
 from fairpate.terminal import Reporter, duration
 from fairpate.types import FloatArray, IntArray, heard_by, strict
 from student.student import load_student
@@ -178,6 +179,7 @@ def audit_run(
     folder = run.private if on_private else run.public
     write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
     write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
+    renew_report(run)  # it says whether an audit was run
     return found, folder / run.audit_page.name
 
 

@@ -20,6 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,12 +56,12 @@ from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
-from fairpate.report.records import RunStatement
+from fairpate.report.records import Choice, RunStatement
 from fairpate.run import sweep as sweeps
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.forecast import announce_delta, question_above
 from fairpate.run.model import with_pinned_weights
-from fairpate.run.publication import comparison_html, read_claims
+from fairpate.run.publication import comparison_html, read_claims, state_choice
 from fairpate.run.run import check_data, make_release, run_method
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
@@ -93,6 +94,8 @@ class Comparison:
     changed: bool
     notion: NotionName = DEFAULT
     fair_at: FairRule = field(default_factory=FairRule)
+    cells: tuple[Cell, ...] = ()
+    """All cells of the comparison, finished or not."""
     spent: tuple[str, ...] = ()
     """A sentence for each data set on the privacy cost of this call's releases and of all releases of it so far."""
 
@@ -168,7 +171,7 @@ def compare(
         )
     # A notion that the sweep names stands first, or else the one that the user's rule limits.
     notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
-    shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0]}
+    shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0], "cells": tuple(cells)}
     # An absolute path, because workers have other working directories.
     folder = sweeps.open_sweep_folder(root.resolve(), sweep)
     with sole_worker(folder.root, "fairpate compare"):
@@ -176,6 +179,7 @@ def compare(
         finished = {path.stem for path in folder.parts.glob("*.parquet")}
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
+            state_choices(cells, folder)  # a run may have been copied here since
             return Comparison(folder=folder, changed=False, **shown)
         odometer = Odometer()
         data_sets = {cell.config.data.name: cell.config.target.delta for cell in missing if cell.config.is_private}
@@ -197,10 +201,54 @@ def compare(
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
+            state_choices(cells, folder)
             if worked:
                 write_json(folder.work, worked, private=True)
     said = [spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
     return Comparison(folder=folder, changed=True, spent=tuple(filter(None, said)), **shown)
+
+
+def choices(cells: Sequence[Cell], rows: Sequence[Row]) -> dict[str, Choice]:
+    """Return for each data set, by its name in the odometer, what it costs to choose one of the releases that ``cells``
+    made of it by their results ``rows``. A data set with one release is left out: a choice among cells that share a
+    release costs no more."""
+    of_cells = {cell.digest: cell.config for cell in cells}
+    found: dict[str, dict[str, RunRecord]] = {}
+    for row in rows:
+        record, config = row.record, of_cells.get(row.digest)
+        if config is None or record is None or row.is_unprotected or row.is_private or config.is_seeded:
+            continue
+        shared = config.shared_release
+        # With private metrics each cell released a table of its own, too.
+        is_own = shared is None or config.evaluation.metrics == "private"
+        name = row.digest if is_own else values_digest(shared)  # type: ignore[arg-type]
+        others = found.setdefault(config.data.name, {})
+        if name not in others or others[name].epsilon < record.epsilon:
+            others[name] = record
+    costs = {}
+    for data, records in found.items():
+        if len(records) < 2:
+            continue
+        is_one = len({(each.unit, each.relation) for each in records.values()}) == 1
+        # As decimals, which add up without rounding.
+        epsilon, delta = (
+            float(sum(Decimal(repr(getattr(each, name))) for each in records.values())) for name in ("epsilon", "delta")
+        )
+        costs[data] = Choice(
+            num_releases=len(records), epsilon=epsilon if is_one else None, delta=delta if is_one else None
+        )
+    return costs
+
+
+def state_choices(cells: Sequence[Cell], folder: SweepFolder) -> None:
+    """Write into the runs of ``cells``, and on their reports, what a choice among them by results costs. Runs on other
+    machines are left as they are."""
+    rows = read_rows(folder.results)
+    known, done = choices(cells, rows), {row.digest for row in rows if row.record is not None}
+    for cell in cells:
+        run = RunDirectory(root=folder.run(cell))
+        if cell.digest in done and run.statement.is_file() and run.metrics.is_file():
+            state_choice(run, known.get(cell.config.data.name))
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
@@ -585,6 +633,8 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
         opens = f'data-opens="{comparison.notion} {rule.notion} {rule.limit}"'
         if is_newer and opens in folder.report.read_text(encoding="utf-8"):
             return
+    known = choices(comparison.cells, comparison.rows)
+    names = {cell.data: cell.config.data.name for cell in comparison.cells}
     # All rows: the public page shows no secret one, and counts how many it leaves out.
     public = FrontierReport(
         title=title,
@@ -593,6 +643,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
         notion=comparison.notion,
         fair_at=comparison.fair_at,
         looks=looks_of({row.method for row in comparison.operators_rows}),
+        choices={data: known[name].words for data, name in names.items() if name in known},
     )
     make_folder(folder.figures)
     for name, content in frontier_figures(public.points()).items():
@@ -759,15 +810,12 @@ def demo(sweep: Path, out: Path) -> Output:
     private = [name for name, claims in models.items() if claims.guarantee.protects]
     (without,) = models.keys() - private
     claims, bare = models[shown], models[without]
-    costs = [models[name].guarantee for name in private]
-    epsilon, delta = (math.fsum(getattr(each, name) for each in costs) for name in ("epsilon", "delta"))
-    # Without the rounding of a sum of decimals.
-    cost = f"ε = {epsilon_text(epsilon)} (δ = {delta_text(float(f'{delta:.6g}'))})"
+    choice = rejecting.choice
+    assert choice is not None  # of several private methods
     sentences = [
         *claims_in_words(claims, bare, rejecting, method=shown, why="the default method"),
-        f"The method was named before any record was read, so that the choice has no cost. The best of these "
-        f"{len(private)} by their results, or all of them, would cost {cost} at most; `fairpate select` chooses inside "
-        "the guarantee.",
+        f"The method was named before any record was read, so that the choice has no cost. {choice.words} `fairpate "
+        "select` chooses inside the guarantee.",
     ]
     files = {"all models": out / comparison.folder.report.name, "this model": page}
     rows = {f"{shown}, may reject": rejecting} | {name: models[name] for name in private}

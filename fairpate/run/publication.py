@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,34 +61,78 @@ if TYPE_CHECKING:
 def read_evaluation(run: RunDirectory) -> Evaluation:
     """Return the published metrics of ``run`` on its test records. RunDirectoryError if the file is missing or is not
     JSON; KeyError, TypeError or another error if its fields are wrong."""
+    return _evaluation_of(read_json(run.metrics))
+
+
+def _evaluation_of(metrics: Mapping[str, Any]) -> Evaluation:
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
-    metrics = read_json(run.metrics)
     others = {"orders", "without_refusals", "answers"}
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - others})
 
 
 def read_answers(run: RunDirectory) -> AnswerGuarantee | None:
     """Return what ``run`` guarantees about the errors of its model's answers; None if no bound was asked for."""
-    found = read_json(run.metrics).get("answers")
+    return _answers_of(read_json(run.metrics))
+
+
+def _answers_of(metrics: Mapping[str, Any]) -> AnswerGuarantee | None:
+    found = metrics.get("answers")
     return None if found is None else AnswerGuarantee.from_json(found)
 
 
-def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
+def read_claims(
+    run: RunDirectory,
+    *,
+    for_operator: bool = False,
+    statement: PrivacyStatement | None = None,
+    metrics: Mapping[str, Any] | None = None,
+) -> RunStatement:
     """Return what a finished run claims: its privacy guarantee and its metrics. With ``for_operator`` the result
-    includes the accuracy of a model trained without privacy, if the run measured it."""
+    includes the accuracy of a model trained without privacy, if the run measured it. ``statement`` and ``metrics``: the
+    content of the files, if it was read already."""
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
+    metrics = read_json(run.metrics) if metrics is None else metrics
     return RunStatement(
-        guarantee=Guarantee.of(read_statement(run)),
-        measured=read_evaluation(run),
+        guarantee=Guarantee.of(read_statement(run) if statement is None else statement),
+        measured=_evaluation_of(metrics),
         without_privacy=baseline,
         for_operator=for_operator,
-        answers=read_answers(run),
-        has_reject_option="orders" in read_json(run.metrics),
+        answers=_answers_of(metrics),
+        has_reject_option="orders" in metrics,
         intended_use=stated_use(run).intended,
         audited=read_audited(run),
+        choice=read_choice(run),
     )
+
+
+def read_choice(run: RunDirectory) -> records.Choice | None:
+    """Return what a choice by results costs in the comparison to which ``run`` belongs; None for a run alone."""
+    return records.Choice(**read_json(run.comparison)) if run.comparison.is_file() else None
+
+
+def state_choice(run: RunDirectory, choice: records.Choice | None) -> None:
+    """Write what a choice by results costs in the comparison to which the finished ``run`` belongs, into its folder and
+    on its public report; None: the comparison has no other release."""
+    if choice == read_choice(run):
+        return
+    if choice is None:
+        run.comparison.unlink()
+    else:
+        write_json(run.comparison, asdict(choice))
+    renew_report(run)
+
+
+def renew_report(run: RunDirectory) -> None:
+    """Write on the reports of ``run`` what has become known since: an audit, the intended use, what a choice by results
+    costs. A report that is missing is not written."""
+    for path, for_operator in ((run.public_report, False), (run.private_report, True)):
+        if path.is_file():
+            html = path.read_text(encoding="utf-8")
+            renewed = run_page.with_first_screen(html, read_claims(run, for_operator=for_operator))
+            if renewed != html:
+                write_text(path, renewed)
 
 
 def stated_use(run: RunDirectory) -> IntendedUse:
@@ -236,6 +280,7 @@ def write_card(
     write_json(run.card, card_values(card))
     tell(2, 3)
     write_text(run.card_page, run_page.card_page(card))
+    renew_report(run)  # it says whether an intended use is stated
     tell(3, 3)
     return run.card_page, run.card
 
@@ -340,8 +385,8 @@ def write_reports(
     private_population: PrivatePopulation | None = None,
     without_privacy: WithoutPrivacy | None = None,
 ) -> None:
-    """Write the public report of a run, ``public/report.html``; for a run that answered queries, write the operator's
-    private report too.
+    """Write the public report of a run, ``public/report.html``, and for a run with a privacy guarantee the operator's
+    report, ``private/report.html``, which has the accuracy without noise and, if queries were answered, their costs.
 
     ``assessment`` has the metrics on test records; ``spending`` has the charges of the run's queries (None: its method
     submits none). ``private_population`` estimates how the student treats the private records. ``without_privacy``,
@@ -395,6 +440,7 @@ def write_reports(
         made=made_words(run.made_on, __version__),
         intended_use=stated_use(run).intended,
         audited=read_audited(run),
+        choice=read_choice(run),
     )
     if spending is not None and voting is not None:
         # The operator's page: the data-dependent cost of each query, when it was charged, and to whom.
@@ -434,6 +480,8 @@ def write_reports(
             without_privacy=without_privacy,
         )
         write_text(run.private_report, run_page.private_report(operators))
+    elif run.private_report != run.public_report:  # of a run without privacy all is the operator's
+        write_text(run.private_report, run_page.operator_report(public, without_privacy))
     write_text(run.public_report, run_page.public_report(public))
 
 

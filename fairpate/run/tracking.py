@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,8 @@ class Entry:
 
 def entry_of(run: RunDirectory) -> Entry:
     """Return what the tracker gets of a published run; RunDirectoryError if nothing of it may be published."""
-    statement = published_statement(run)
-    claims, metrics = read_claims(run), read_json(run.metrics)
+    statement, metrics = published_statement(run), read_json(run.metrics)
+    claims = read_claims(run, statement=statement, metrics=metrics)
     # A run of an estimator has no row of a comparison.
     record = read_json(run.record) if run.record.is_file() else {}
     data = str(record.get("data") or read_json(run.data)["name"])
@@ -130,16 +131,14 @@ def log_to_mlflow(
     with tempfile.TemporaryDirectory() as scratch:
         # A run of an estimator has no row of a comparison, and so no bundle.
         bundle = (write_bundle(folder.root, Path(scratch) / BUNDLE)[0],) if folder.record.is_file() else ()
-        files = (*entry.files, *bundle)
+        files, begun, made = (*entry.files, *bundle), None, run_id
         try:
             client = MlflowClient(tracking_uri=uri)
             if run_id is None:
                 name = experiment or entry.experiment
                 found = client.get_experiment_by_name(name)
                 place = client.create_experiment(name) if found is None else found.experiment_id
-                made = client.create_run(place, run_name=entry.name).info.run_id
-            else:
-                made = run_id
+                begun = made = client.create_run(place, run_name=entry.name).info.run_id
             client.log_batch(
                 made,
                 metrics=[Metric(name, value, 0, 0) for name, value in entry.metrics.items()],
@@ -151,9 +150,13 @@ def log_to_mlflow(
             for number, path in enumerate(files):
                 client.log_artifact(made, str(path))
                 tell(number + 1, len(files))
-            if run_id is None:
-                client.set_terminated(made)
+            if begun is not None:
+                client.set_terminated(begun)
         except (MlflowException, ImportError, OSError) as error:
+            if begun is not None:
+                # A server that refused one file may still take the word that the entry is incomplete.
+                with suppress(MlflowException, OSError):
+                    client.set_terminated(begun, status="FAILED")
             # A database is reached through a server, or with MLflow as a whole: the client alone has no drivers.
             missing = "; give the address of a server, or pip install mlflow" * isinstance(error, ImportError)
             reason = f"{' '.join(str(error).split())}{missing}"

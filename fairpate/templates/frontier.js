@@ -71,6 +71,8 @@
   // ---- the configuration behind a point
   const dialog = document.getElementById("point");
   const rows = settings => Object.entries(settings).sort().map(([name, value]) => `<dt>${escaped(name)}</dt><dd>${escaped(value)}</dd>`).join("");
+  // No line ends inside the name of an option.
+  const command = text => escaped(text).replace(/(^|\s)(--?[\w-]+)/g, '$1<span class="option">$2</span>');
   const mark = look => `<svg class="m${look.place} ${look.hollow ? "hollow" : "filled"}" viewBox="-1 -1 2 2" aria-hidden="true"><path d="${look.path}"/></svg>`;
   const standing = point => (point.degenerate.length ? "degenerate, so on no frontier" : point.front ? "on the frontier" : "dominated by another configuration");
 
@@ -80,7 +82,7 @@
     const words = point.words.map((value, k) => `<div><dt>${escaped(model.titles[k])}</dt><dd>${escaped(value)}</dd></div>`).join("");
     const seeds = point.seeds.length === 1 ? `seed ${point.seeds[0]}` : `${point.seeds.length} seeds: ${point.seeds.join(", ")}`;
     const commands = point.commands.length
-      ? `<h3>Repeat it</h3><pre><code>${escaped(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` +
+      ? `<h3>Repeat it</h3><pre><code>${command(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` +
         (point.commands.length > 1
           ? `<details><summary>The other ${point.commands.length - 1} seeds</summary><pre><code>${escaped(point.commands.slice(1).join("\n"))}</code></pre></details>` : "")
       : "";
@@ -146,11 +148,11 @@
     const by = document.getElementById("notion").selectedOptions[0].dataset.name;
     const least = most.toFixed(digits(most));
     const asked = by === "demographic_parity" ? `--disparity ${least}` : `--fairness ${by}=${least}`;
-    answer.innerHTML = `<p>${named(kept[0])}${point.seeds.length < 3 ? ` <small>of ${point.seeds.length} seed${point.seeds.length > 1 ? "s" : ""}: a difference from others may be chance</small>` : ""}</p>` +
+    answer.innerHTML = `<p>${named(kept[0])}${point.seeds.length < 3 ? ` <small>run with ${point.seeds.length} seed${point.seeds.length > 1 ? "s" : ""}: its lead may be chance</small>` : ""}</p>` +
       `<dl class="values">${words}</dl><p class="note">${escaped(model.sentences[point.private])} ${judged(kept[0])}</p>` +
-      (point.commands.length ? `<pre><code>${escaped(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` : "") +
-      `<p class="note">${also ? `Also within both limits, with their accuracy: ${also}. ` : "No other method keeps both. "}` +
-      `In the terminal: <code>fairpate specify ${limit === "∞" ? "" : `--epsilon ${limit} `}${asked} --data ${escaped(box.dataset.data)}</code></p>`;
+      (point.commands.length ? `<pre><code>${command(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` : "") +
+      `<p class="note">${also ? `Other methods within both limits, with their accuracy: ${also}. ` : "No other method keeps both limits. "}` +
+      `The same answer in the terminal: <code>${command(`fairpate specify ${limit === "∞" ? "" : `--epsilon ${limit} `}${asked} --data ${box.dataset.data}`)}</code></p>`;
   }
 
   const boxes = [...document.querySelectorAll(".limits")];

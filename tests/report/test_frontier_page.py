@@ -303,23 +303,27 @@ def judged(*intervals, gap=0.076, fair_from=0.01, **more):
     return judged_words(point, FairRule()).replace("\u00a0", " ")
 
 
-RULE = "by what you call fair (at most 0.1) with the whole 95 % interval"
-
-
 def test_the_page_judges_a_configuration_by_the_rule_of_a_report():
     """The whole interval of every seed, enough records, and every group: a gap below the limit is not enough."""
-    gap = "Its demographic-parity gap, 0.076, is"
-    assert judged((0.05, 0.1)) == f"{gap} fair, {RULE}, 0.050 to 0.100."
-    assert judged((0.05, 0.101)) == f"{gap} perhaps fair, {RULE}, 0.050 to 0.101."
-    assert judged((0.05, 0.1), fair_from=0.11) == f"{gap} perhaps fair, {RULE}, 0.050 to 0.100."  # too few records
-    assert judged((0.05, 0.1), fair_from=None) == f"{gap} perhaps fair, {RULE}, 0.050 to 0.100."
-    assert judged((0.11, 0.3)) == f"{gap} not fair, {RULE}, 0.110 to 0.300."
-    assert judged((None, None)) == f"{gap} of unknown fairness, {RULE}."
-    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f"is fair, {RULE}.")
-    assert judged((0.05, 0.1), (0.05, 0.2)).endswith(f"is perhaps fair, {RULE}: fair in 1 of 2 seeds.")
-    assert judged((0.2, 0.3), (0.05, 0.09)).endswith(f"is perhaps fair, {RULE}: fair in 1 of 2 seeds.")
+    gap, ends = "Its demographic-parity gap of 0.076 is", "its 95 % interval, 0.050 to"
+    assert judged((0.05, 0.1)) == f"{gap} fair: {ends} 0.100, is at most 0.1."
+    assert judged((0.05, 0.101)) == f"{gap} perhaps fair: {ends} 0.101, goes beyond 0.1."
+    for few in (0.11, None):
+        assert judged((0.05, 0.1), fair_from=few) == (
+            f"{gap} perhaps fair: {ends} 0.100, is of too few records to decide."
+        )
+    assert judged((0.11, 0.3)) == f"{gap} not fair: its 95 % interval, 0.110 to 0.300, is above 0.1."
+    assert judged((None, None)) == f"{gap} of unknown fairness: it has no 95 % interval."
+    rule = "Fair means that the whole 95 % interval is at most 0.1."
+    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f"is fair: with each of 2 seeds. {rule}")
+    assert judged((0.05, 0.1), (0.05, 0.2)).endswith(
+        f"is perhaps fair: of 2 seeds it is fair with 1 and perhaps fair with 1. {rule}"
+    )
+    assert judged((0.2, 0.3), (0.05, 0.09)).endswith(
+        f"is perhaps fair: of 2 seeds it is fair with 1 and not fair with 1. {rule}"
+    )
     assert judged((0.05, 0.1), unmeasured_groups=("X",)).endswith(
-        f"is fair where it is measured, and not known for X, {RULE}, 0.050 to 0.100."
+        f"is fair where it is measured, and not known for X: {ends} 0.100, is at most 0.1."
     )
     assert judged((0.05, 0.1), degenerate=("predicts 'no' for every record",)).endswith("it is degenerate.")
 
@@ -333,9 +337,9 @@ def test_no_script_judges_fairness_again():
     )
     page = written([row])
     (sentence,) = model_of(page)["judged"]
-    assert "is perhaps fair, by what you call fair" in sentence
+    assert "is perhaps fair: its 95\u00a0% interval, 0.050 to 0.110, goes beyond 0.1." in sentence
     assert ".fair.limit ?" not in page
-    assert "with its whole 95 % interval in every seed" in page
+    assert "with the whole 95 % interval, in every seed" in page
 
 
 def test_a_delta_that_is_not_below_one_in_the_public_number_of_records_is_cautioned_against_on_the_page():

@@ -129,10 +129,10 @@ def test_bars_show_the_spread_over_seeds_and_lines_what_to_compare_with():
     bar = {row["s"]: (row.get("a0"), row.get("a1")) for row in view.rows()}
     assert bar["dp_sgd"] == pytest.approx((0.75 - 0.05 * 2**0.5, 0.75 + 0.05 * 2**0.5), abs=1e-5)
     assert bar["pate"] == bar["sgd"] == (None, None)  # of one seed
-    assert view.lines == {"most common class": pytest.approx(0.55), "best without privacy": pytest.approx(0.95)}
+    assert view.lines == {"most common class": pytest.approx(0.55), "without privacy": pytest.approx(0.95)}
     layers = [layer for group in plane(view, 0)["layer"] for layer in group["layer"]]
     written = [layer["mark"]["text"] for layer in layers if layer["mark"]["type"] == "text"]
-    assert written == ["most common class 55.0\u00a0%", "best without privacy 95.0\u00a0%", "your choice"]
+    assert written == ["most common class 55.0\u00a0%", "without privacy 95.0\u00a0%", "your choice"]
     low, high = view.ends[ACCURACY]
     assert low < 0.55
     assert 0.95 < high <= 1

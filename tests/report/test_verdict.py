@@ -13,7 +13,7 @@ from fairpate.config import fair_rule
 from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import made_words
 from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
-from fairpate.report.records import RunStatement, fair_words
+from fairpate.report.records import Choice, RunStatement, fair_words
 from fairpate.types import FOUR_FIFTHS, FairRule
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
@@ -108,7 +108,8 @@ def test_the_gap_decides_by_its_whole_interval() -> None:
 )
 def test_the_verdict_joins_privacy_fairness_and_accuracy(evaluation, changes, line: str) -> None:
     """90 % are right, 93 % without privacy: 3 points."""
-    expected = f"{line}, at 3.0 points of accuracy below a logistic model without privacy."
+    right = f"It is right for 90.0{NB}% of the test records, 3.0 points less than a logistic model without privacy."
+    expected = f"{line}. {right}"
     # Labels are the predictions but for a tenth, so that theirs differ by 4/5 of the gap: .24 where that is .3.
     assert (evaluation.perfect_gap > 0.1) == (evaluation is UNFAIR)
     expected += " A model that is always right would not be called fair here either." * (evaluation is UNFAIR)
@@ -119,12 +120,13 @@ def test_without_a_baseline_the_most_common_class_stands_in() -> None:
     """Half of the labels are yes, but for the tenth that is turned round: 50 %, and 90 % are right."""
     assert FAIR.majority_accuracy == pytest.approx(0.5)
     found = said(FAIR)
-    assert found.line == "Private and fair, at 40.0 points of accuracy above the most common class."
+    words = f"Private and fair. It is right for 90.0{NB}% of the test records, 40.0 points more than always “no”."
+    assert found.line == words
     accuracy = found.figures[2]
     assert f"Always “no”, the most common class: 50.0{NB}%." in accuracy.details
     # A published page says neither that there is one nor that there is none; the operator's own page knows.
-    assert accuracy.details[-1].startswith("The accuracy of a model without privacy is not published")
-    assert "stays with the operator" in accuracy.details[-1]
+    assert accuracy.details[-1].startswith("How often a model without privacy is right is not published")
+    assert "the operator’s own report has it" in accuracy.details[-1]
     operators = replace(found, for_operator=True).figures[2]
     assert operators.details[-1].startswith("The run measured no model without privacy to compare with: method sgd")
     assert "800 private records" in replace(found, for_operator=True, without_privacy=BETTER).figures[2].details[-1]
@@ -133,14 +135,14 @@ def test_without_a_baseline_the_most_common_class_stands_in() -> None:
 @pytest.mark.parametrize(
     ("accuracy", "words"),
     [
-        (0.93, "3.0 points of accuracy below a logistic model without privacy"),
-        (0.85, "5.0 points of accuracy above a logistic model without privacy that learned from 1,600 private records"),
-        (0.90, "the accuracy of a logistic model without privacy"),
+        (0.93, "3.0 points less than a logistic model without privacy"),
+        (0.85, "5.0 points more than a logistic model without privacy that learned from 1,600 private records"),
+        (0.90, "as many as a logistic model without privacy"),
     ],
 )
 def test_points_are_those_of_the_printed_numbers(accuracy: float, words: str) -> None:
     found = said(FAIR, WithoutPrivacy(accuracy=accuracy, num_records=1600))
-    assert found.line == f"Private and fair, at {words}."
+    assert found.line == f"Private and fair. It is right for 90.0{NB}% of the test records, {words}."
     learned = f"A logistic model without privacy that learned from 1,600 private records: {100 * accuracy:.1f}{NB}%."
     assert found.figures[2].details[-1] == learned
 
@@ -162,8 +164,9 @@ def test_without_test_records_nothing_is_claimed() -> None:
 
 def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_noise() -> None:
     assert said(FAIR).guarantee.meaning == (
-        "Somebody who sees the model, knows all other private data and, at even odds, has to guess whether "
-        f"one given record was among the private ones is right at most 73.2{NB}% of the time; a coin would be 50{NB}%."
+        "Somebody sees the model, knows all other private data, and has to guess, at even odds, whether one given "
+        f"record was among the private ones. The guess is right at most 73.2{NB}% of the time, that of a tossed coin "
+        f"50{NB}%."
     )
     # Exact metrics, which are published too, are not covered.
     assert "sees the model and its metrics, knows" in said(FAIR, parts=("test",)).guarantee.meaning
@@ -173,7 +176,7 @@ def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_nois
         said(FAIR, unit="sensitive attribute", relation="replace one").guarantee.meaning
     )
     seeded = said(FAIR, noise="seeded: not private").guarantee.meaning
-    assert seeded.startswith("Its noise: seeded: not private. Nothing is bounded. With fresh noise: somebody who sees")
+    assert seeded.startswith("Its noise: seeded: not private. Nothing is bounded. With fresh noise: somebody sees")
     assert said(FAIR, epsilon=math.inf).guarantee.meaning == (
         "No ε is finite: there is no bound on what can be learned about one record."
     )
@@ -181,7 +184,7 @@ def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_nois
 
 def test_who_is_protected_is_not_said_where_nobody_is() -> None:
     seeded = said(FAIR, noise="seeded: not private", unit="person").figures[0]
-    fresh = "With fresh noise ε would hold for everything about one person, add or remove one, δ = 10⁻⁵."
+    fresh = "With fresh noise ε would hold for everything about one person (add or remove one), δ = 10⁻⁵."
     assert seeded.details == ("Nothing is protected.", fresh)
     assert said(FAIR, epsilon=math.inf, noise="no noise: not private").figures[0].details == ("Nothing is protected.",)
 
@@ -218,7 +221,8 @@ def test_a_model_that_refuses_is_measured_on_what_it_answers() -> None:
     coverage = found.figures[3]
     assert (coverage.value, coverage.word) == (f"90.0{NB}%", "Refuses some")
     assert "On 1,800 answered test records." in found.figures[2].details
-    assert found.line.endswith(f"below a logistic model without privacy, on the 90.0{NB}% that it answers.")
+    assert f"It answers 90.0{NB}% of the test records and is right for " in found.line
+    assert found.line.endswith(" less than a logistic model without privacy.")
 
 
 def test_the_tile_says_of_whom_fewer_are_answered() -> None:
@@ -243,10 +247,36 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
             num_replicates=20,
         )
     )
-    assert f"and finds “manual” in 1.0{NB}% of its records" in found.line
-    assert f"Found least often: “manual”, in 1.0{NB}% of its records." in found.figures[2].details
+    rarely = f"1.0{NB}% of the records of this class."
+    assert f" It finds “manual” in {rarely}" in found.line
+    assert f"The class that it finds least often: “manual”, in {rarely}" in found.figures[2].details
     # A class that is found as often as others is no headline.
     assert "finds" not in said(FAIR).line
+
+
+def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_among_the_open_points() -> None:
+    choice = Choice(num_releases=3, epsilon=3.0, delta=3e-5)
+    words = (
+        "ε is 1.00 for a model named before any result is seen. The best of the 3 releases of this comparison by their "
+        "results, or all of them, would cost ε = 3.00 (δ = 3·10⁻⁵) at most."
+    )
+    alone = said(FAIR, tuning_accounted=False)
+    found = replace(alone, choice=choice)
+    assert words in found.figures[0].details
+    assert dict(found.rows)["the choice"] == words
+    assert (
+        "this model alone, and of a choice by results ε = 3.00 (δ = 3·10⁻⁵) (fairpate select)"
+        in found.before_publishing
+    )
+    assert len(found.still_open) == len(alone.still_open)
+    for shown in (alone, replace(said(FAIR, tuning_accounted=True), choice=choice)):
+        assert "of this comparison" not in " ".join((*shown.figures[0].details, shown.before_publishing))
+        assert "the choice" not in dict(shown.rows)
+    # Nothing is protected: there is no cost either.
+    seeded = replace(said(FAIR, noise="seeded: not private", tuning_accounted=False), choice=choice)
+    assert "of this comparison" not in " ".join(seeded.figures[0].details)
+    mixed = Choice(num_releases=2, epsilon=None, delta=None)
+    assert "has no one ε: they protect different units" in " ".join(replace(alone, choice=mixed).figures[0].details)
 
 
 def test_what_is_open_before_publishing_follows_from_the_facts() -> None:
@@ -254,12 +284,12 @@ def test_what_is_open_before_publishing_follows_from_the_facts() -> None:
     private = replace(FAIR, metrics="private")
     few = replace(said(FAIR, tuning_accounted=False), intended_use=None, audited=None)
     assert len(few.still_open) == 4
-    assert few.before_publishing.startswith("4 points open: no guarantee covers its metrics (")
+    assert few.before_publishing.startswith("4 points open: no guarantee covers the test records behind")
     assert dict(few.rows)["before you publish"] == few.before_publishing
     settled = replace(said(private, tuning_accounted=True), intended_use="Planning.", audited=True)
     assert (settled.still_open, settled.before_publishing) == ((), "nothing that this page knows of is open.")
     for changes, words in (
-        ({"measured": FAIR}, "no guarantee covers its metrics"),
+        ({"measured": FAIR}, "no guarantee covers the test records"),
         ({"guarantee": replace(settled.guarantee, tuning_accounted=False)}, "the choice of settings is not part of ε"),
         ({"guarantee": replace(settled.guarantee, delta=1e-3, declared_units=2000)}, "δ is not below one in"),
         ({"guarantee": replace(settled.guarantee, noise="seeded: not private")}, "the model is not private"),
@@ -277,7 +307,7 @@ def test_what_is_open_before_publishing_follows_from_the_facts() -> None:
 @pytest.mark.parametrize(
     ("delta", "units", "words"),
     [
-        (1e-5, 20_000, "δ is below 1/n: it is 0.2 of one in 20,000 persons, the public number."),
+        (1e-5, 20_000, "δ is small enough: 0.2 of 1/n, for n = 20,000, the public number of persons."),
         (1e-5, None, "How many persons there are is not public; δ is below 1/n for fewer than 100,000."),
         (1e-3, 5_000, "far below one in the number of persons, here 1/5,000"),
     ],
@@ -363,7 +393,7 @@ def test_a_group_without_an_answer_is_named_beside_those_among_whom_a_model_is_f
     groups, confusion = (*two.groups, lacking), (*two.confusion_GYC, ((0.0, 0.0), (0.0, 0.0)))
     found = with_interval(replace(two, groups=groups, confusion_GYC=confusion), 0.0, 0.05)
     assert fairness_of(found) == "fair among some"
-    assert said(found).line.endswith("; fair among women and men; not known for children.")
+    assert said(found).line.startswith("Private; fair among women and men; not known for children. It is right ")
     assert "Too few answered test records of children." in said(found).figures[1].details
 
 
@@ -415,7 +445,7 @@ def test_a_group_that_lacks_a_true_class_is_not_among_those_that_are_called_fair
     assert found.fairness_words == words
     figure = found.figures[1]
     if words == "fair":
-        assert found.line.startswith("Private and fair,")
+        assert found.line.startswith("Private and fair.")
     else:
         assert "and fair" not in found.line
         assert figure.mood != "good"
@@ -469,7 +499,8 @@ def test_thirty_records_of_each_group_may_be_fair() -> None:
 def test_a_baseline_that_is_worse_than_a_constant_is_no_merit_to_surpass() -> None:
     """Half of the labels are yes; a logistic model of few records reaches 40 %."""
     found = said(FAIR, WithoutPrivacy(accuracy=0.4, num_records=40))
-    assert found.line == "Private and fair, at 40.0 points of accuracy above the most common class."
+    words = f"Private and fair. It is right for 90.0{NB}% of the test records, 40.0 points more than always “no”."
+    assert found.line == words
     assert found.figures[2].details[-1].endswith(f"learned from 40 private records: 40.0{NB}%.")
 
 

@@ -91,6 +91,8 @@ def test_version_and_help(fairpate):
         (["ledger", "limit", "adult", "--epsilon", "-1"], ["--epsilon", "0 < epsilon < inf", "-1"]),
         (["ledger", "limit", "adult", "--epsilon", "1", "--delta", "0"], ["--delta", "0 < delta < 1"]),
         (["data", "describe", "adult", "--option", "sensitive=height"], ["sensitive", "height"]),
+        (["run", "--data", "adult", "--option", "sensitive"], ["--option: expected NAME=VALUE", "such as sensitive="]),
+        (["run", "--data", "adult", "--option", "=race"], ["--option: expected NAME=VALUE, got '=race'"]),
         (["ledger", "limit", "adult", "--epsilon", "0"], ["0 < epsilon", "got 0"]),
         (["ledger", "limit", "adult", "--epsilon", "1", "--unit", "household"], ["--unit", "household"]),
         (["ledger", "total", "--delta", "1"], ["--delta", "got 1"]),

@@ -2,15 +2,19 @@
 
 import copy
 import hashlib
+import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from method_kinds import quick_and_slow
+from sweeps import measured
 
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.methods.base import Method, config_digest, method_names, resolved
+from fairpate.run.compare import choices
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 
 pytestmark = [
@@ -54,6 +58,37 @@ def test_cells_are_the_product_of_data_sets_seeds_methods_and_grids() -> None:
     assert {cell.config.data.num_test for cell in found if cell.data == "small"} == {100}
     weights = [cell.config.fair_dp_sgd.weight for cell in found[:8] if cell.method == "fair_dp_sgd"]
     assert weights == [0.1, 0.2, 0.3] * 2
+
+
+def test_a_choice_among_cells_costs_the_sum_of_their_releases() -> None:
+    """By hand: two tables, each shared by two cells, and one DP-SGD: .9 + 1.9 + 1 at three times delta."""
+    found = cells(
+        methods={
+            "weighted_votes": {"grid": {"target.epsilon": [1, 2], "student.idp3": [None, {"max_disparity": 0.1, "min_count": 9}]}},
+            "dp_sgd": {"settings": {"target.epsilon": 1}},
+            "sgd": None,
+        }
+    )
+    costs = {"weighted_votes": -0.1, "dp_sgd": 0.0}
+    rows = [
+        measured(cell, cell.config.target.epsilon + costs[cell.method] if cell.method in costs else math.inf)
+        for cell in found
+    ]
+    assert len(rows) == 6
+    choice = choices(found, rows)["color_digits"]
+    assert (choice.num_releases, choice.epsilon, choice.delta) == (3, pytest.approx(3.8), 3e-5)
+    # One release, whatever is learned from it; results that are missing cost nothing; seeded noise is not private.
+    assert choices(found, rows[:2]) == {}
+    failed = [replace(row, record=None, error="failed") for row in rows[1:]]
+    assert choices(found, [rows[0], *failed]) == {}
+    seeded = cells(settings={"noise": "seeded"}, grid={"target.epsilon": [1, 2]})
+    assert choices(seeded, [measured(cell, 1.0) for cell in seeded]) == {}
+    # Costs per record and per person do not add up.
+    rows[-2] = replace(rows[-2], record=replace(rows[-2].record, unit="person"))
+    assert (choices(found, rows)["color_digits"].num_releases, choices(found, rows)["color_digits"].epsilon) == (
+        3,
+        None,
+    )
 
 
 def test_a_method_runs_where_it_is_told_to() -> None:

@@ -29,7 +29,7 @@ from student.student import load_student
 pytestmark = pytest.mark.usefixtures("light_runs")
 
 CALIBRATION = "public_data.calibration={weight: 3}"
-PRIVATE = {"release.json", "without_privacy.json"}
+PRIVATE = {"release.json", "report.html", "without_privacy.json"}
 ONE_OF_EACH_KIND = ("dp_sgd", "fairpate", "weighted_votes", "f_ld")
 
 

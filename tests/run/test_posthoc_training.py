@@ -87,7 +87,7 @@ def test_the_statement_says_what_is_protected_and_what_is_not(method: str, digit
     assert 1.9 < statement["epsilon"] <= 2
     assert statement["epsilon_as_in_paper"] is None
     assert any("slack" in remark for remark in statement["remarks"]) == (method == "dp_postprocessing")
-    assert {path.name for path in run.private.iterdir()} == {"release.json", "without_privacy.json"}
+    assert {path.name for path in run.private.iterdir()} == {"release.json", "report.html", "without_privacy.json"}
 
 
 def test_a_private_base_protects_the_record(digits: Dataset, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,8 +23,9 @@ from fairpate import log_to_mlflow
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import configured
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_json
+from fairpate.report.records import Choice
 from fairpate.run.bundle import OPTIONAL, REQUIRED, verify_bundle
-from fairpate.run.publication import write_card
+from fairpate.run.publication import read_choice, read_claims, renew_report, state_choice, write_card
 from fairpate.run.tracking import BUNDLE, FILES, entry_of
 
 pytestmark = pytest.mark.usefixtures("light_runs")
@@ -40,6 +42,39 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
         done = run(configured({}, [*FAST, f"out={folder / 'run'}"], method="weighted_votes"))
     write_card(done.root, intended_use="A test.")
     return done
+
+
+def test_the_accuracy_without_privacy_is_on_the_operators_page_and_in_no_public_file(made: RunDirectory) -> None:
+    page, found = made.private_report.read_text(encoding="utf-8"), read_json(made.without_privacy)
+    words = f"A logistic model without privacy that learned from {found['num_records']:,} private records: "
+    assert words in page and "Do not publish" in page
+    assert stat.S_IMODE(made.private.stat().st_mode) == 0o700
+    for path in made.public.iterdir():
+        content = path.read_bytes()
+        assert b"logistic model" not in content and repr(found["accuracy"]).encode() not in content, path.name
+
+
+def test_the_report_says_what_became_known_after_the_run(made: RunDirectory, tmp_path: Path) -> None:
+    """The intended use, an audit, and what a choice by results costs; the rest of the page stays as it is."""
+    copy = RunDirectory(root=tmp_path / "run")
+    shutil.copytree(made.root, copy.root)
+    before = copy.public_report.read_text(encoding="utf-8")
+    # The card of the fixture states a use.
+    assert "its intended use is not stated" not in before and "no audit was run" in before
+    renew_report(copy)
+    assert copy.public_report.read_text(encoding="utf-8") == before
+    choice = Choice(num_releases=3, epsilon=6.0, delta=3e-5)
+    state_choice(copy, choice)
+    after, operators = (path.read_text(encoding="utf-8") for path in (copy.public_report, copy.private_report))
+    for page in (after, operators):
+        assert choice.words.replace(" = ", "\u00a0=\u00a0") in page
+    assert "A logistic model without privacy" in operators and "A logistic model without privacy" not in after
+    assert after.replace(" ", "") != before.replace(" ", "")
+    assert after[after.index("</header>") :] == before[before.index("</header>") :]
+    assert read_claims(copy).choice == choice == read_choice(copy)
+    state_choice(copy, None)
+    assert copy.public_report.read_text(encoding="utf-8") == before
+    assert not copy.comparison.exists()
 
 
 def test_an_entry_holds_what_was_published_and_nothing_else(made: RunDirectory) -> None:
@@ -144,6 +179,24 @@ def test_a_server_has_the_entry_and_the_bundle_holds(
     for address in ("http://127.0.0.1:1", "sqlite:////proc/none/runs.db"):
         code, _, errors = fairpate("log", made.root, "--mlflow", address)
         assert (code, f"--mlflow: {address} takes no entry" in errors) == (2, True), errors
+
+
+@pytest.mark.slow
+def test_an_entry_that_was_begun_and_could_not_be_filled_has_failed(
+    made: RunDirectory, server: str, fairpate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    def refused(*_: object) -> None:
+        raise MlflowException("the disk is full")
+
+    monkeypatch.setattr(MlflowClient, "log_artifact", refused)
+    code, _, errors = fairpate("log", made.root, "--mlflow", server, "--experiment", "full")
+    assert (code, "the disk is full" in errors) == (2, True), errors
+    client = MlflowClient(tracking_uri=server)
+    (found,) = client.search_runs([client.get_experiment_by_name("full").experiment_id])
+    assert found.info.status == "FAILED"
 
 
 @pytest.mark.slow
