@@ -1,10 +1,11 @@
 """Run `fairpate demo` once, and write what README and the documentation show of it.
 
-    python benchmarks/papers/demo.py [--out runs/demo]
+    python benchmarks/papers/demo.py [--out runs/demo] [--page runs/page/report.html]
 
 Writes docs/results/demo.json (the numbers and sentences of this run), the sentences in README.md, the table in
 docs/quick-start.md, and two first screens drawn by Chromium: docs/img/demo-report.png, the report of the model that the
-demo publishes, and docs/img/report.png, the recorded comparison of the documentation, on which a reader chooses.
+demo publishes, and with --page docs/img/report.png, the page of `fairpate compare configs/published/page.yaml`, on
+which a reader chooses.
 The demo's noise is fresh, so that another run has other numbers. ``tests/deploy/test_quoted_results.py``
 holds that both documents show the stored ones, and ``tests/test_wheel.py`` that a fresh demo is near them.
 """
@@ -28,10 +29,6 @@ import measured
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "docs"))
-
-import generated  # noqa: E402
-
 README, QUICK_START = ROOT / "README.md", ROOT / "docs" / "quick-start.md"
 IMAGES = ROOT / "docs" / "img"
 _SIZE = (1200, 860)  # of the picture, in pixels
@@ -41,6 +38,7 @@ def main() -> None:
     """Run the demo, or read the results of an earlier one, and write what the documents show of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of an earlier demo; default: a new one, which is not kept")
+    parser.add_argument("--page", type=Path, help="page of a comparison to draw as docs/img/report.png")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         # An odometer of its own, so that the operator's other releases are not counted.
@@ -58,9 +56,8 @@ def main() -> None:
         replace(README, r"The model to publish is\s.*?\n\n", wrapped(found["sentences"]) + "\n")
         replace(QUICK_START, r"```text\n.*?```", f"```text\n{table_of(as_text)}\n```")
         draw(Path(found["files"]["this model"]), IMAGES / "demo-report.png")
-        frontier = Path(folder) / "frontier.html"
-        frontier.write_text(generated.live_frontier(), encoding="utf-8")
-        draw(frontier, IMAGES / "report.png")
+        if options.page is not None:
+            draw(options.page, IMAGES / "report.png")
 
 
 def cells_of(found: dict[str, Any]) -> measured.Cells:

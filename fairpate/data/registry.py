@@ -1139,6 +1139,13 @@ def _draft_of_pictures(
 ) -> str:
     """Return a drafted declaration for folders of pictures: each split is a folder, with pictures arranged as
     CLASS/GROUP/PICTURE."""
+    if (file / "private").is_dir():  # its folders would be read as classes
+        others = [f" --{each} {file / name}" for each, name in (("public", "pool"), ("test", "test"))]
+        there = [words for words, name in zip(others, ("pool", "test"), strict=True) if (file / name).is_dir()]
+        raise DataSettingsError(
+            f"{file}: has a folder `private`, so its folders are parts of the records and not classes; name each part, "
+            f"as in `fairpate data declare {file / 'private'}{''.join(there)}`."
+        )
     # The names of the folders between a folder and its pictures, by level.
     own, pool = (
         [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)] if table else []

@@ -809,7 +809,10 @@ def verdict(
 def gap_words(gap: GapResult) -> str:
     """Return the value of a fairness gap as text, with the groups for which some comparison is undefined: then the
     value is a lower bound."""
-    return f"{decimal(gap.value)} or more, undefined for {listed(gap.left_out)}" if gap.left_out else decimal(gap.value)
+    if not gap.left_out:
+        return decimal(gap.value)
+    more = "" if math.isnan(gap.value) else f"{decimal(gap.value)} or more, "
+    return f"{more}undefined for {listed(gap.left_out)}"
 
 
 def undefined_words(gap: GapResult) -> str:

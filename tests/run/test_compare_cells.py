@@ -64,7 +64,9 @@ def test_a_choice_among_cells_costs_the_sum_of_their_releases() -> None:
     """By hand: two tables, each shared by two cells, and one DP-SGD: .9 + 1.9 + 1 at three times delta."""
     found = cells(
         methods={
-            "weighted_votes": {"grid": {"target.epsilon": [1, 2], "student.idp3": [None, {"max_disparity": 0.1, "min_count": 9}]}},
+            "weighted_votes": {
+                "grid": {"target.epsilon": [1, 2], "student.idp3": [None, {"max_disparity": 0.1, "min_count": 9}]}
+            },
             "dp_sgd": {"settings": {"target.epsilon": 1}},
             "sgd": None,
         }

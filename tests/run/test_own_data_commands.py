@@ -200,6 +200,12 @@ def test_folders_of_pictures_are_drafted(tmp_path, fairpate):
     assert "  test: pool  # labelled pictures" in fairpate("data", "declare", "own", "--test", "pool")[1]
     code, _, said = fairpate("data", "declare", "own", "--test", "own/no/F/1.png")
     assert (code, "--test: expected a folder of pictures" in said) == (2, True), said
+    # A folder of parts is not one of classes.
+    (tmp_path / "all").mkdir()
+    for part, name in (("own", "private"), ("pool", "pool")):
+        (tmp_path / part).rename(tmp_path / "all" / name)
+    code, _, said = fairpate("data", "declare", "all")
+    assert (code, "`fairpate data declare all/private --public all/pool`" in said) == (2, True), said
 
 
 @pytest.mark.parametrize(
