@@ -297,7 +297,13 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
     for data, part in sweep.data_sets.items():
         here = {name: schemas[name] for name in methods_on[data] if name in schemas}
         try:
-            start = None if part.file is None else merge({"data": {"name": data}}, read_yaml(folder / part.file))
+            read = None if part.file is None else read_yaml(folder / part.file)
+            if read is not None and {"files", "label"} <= read.keys():
+                raise ConfigError(  # noqa: TRY301 - reworded below
+                    f"{part.file} is a declaration of records, not a configuration; give "
+                    f"{data}: {{settings: {{data.declaration: {part.file}}}}}, under the name that it declares."
+                )
+            start = None if read is None else merge({"data": {"name": data}}, read)
         except ConfigError as error:
             faults[f"data_sets.{data}.file: {error}"] = None
             continue

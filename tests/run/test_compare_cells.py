@@ -60,6 +60,16 @@ def test_cells_are_the_product_of_data_sets_seeds_methods_and_grids() -> None:
     assert weights == [0.1, 0.2, 0.3] * 2
 
 
+def test_a_declaration_in_the_place_of_a_configuration_is_told_from_one(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("name: own\nfiles: {private: own.csv}\nlabel: {column: y, classes: [a, b]}\n")
+    with pytest.raises(ConfigError) as refused:
+        cells(tmp_path, data_sets={"own": {"file": "own.yaml"}})
+    assert str(refused.value) == (
+        "data_sets.own.file: own.yaml is a declaration of records, not a configuration; give own: {settings: "
+        "{data.declaration: own.yaml}}, under the name that it declares."
+    )
+
+
 def test_a_choice_among_cells_costs_the_sum_of_their_releases() -> None:
     """By hand: two tables, each shared by two cells, and one DP-SGD: .9 + 1.9 + 1 at three times delta."""
     found = cells(
