@@ -263,10 +263,10 @@ def test_actors_find_what_one_process_finds(finished: RunDirectory, tmp_path: Pa
 
 @pytest.mark.parametrize("num_actors", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_service_asks_fresh_samples_until_the_number_is_reached(
-    num_actors: int,
-    tmp_path: Path,
-    ray_session: Any,
+    num_actors: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if num_actors:
+        request.getfixturevalue("ray_session")
     settings = config(tmp_path / "run", "noise=os_entropy", "aggregator.budget={max_queries: 93}")
     done = run(settings)
     assert read_statement(done).events[0]["count"] == 90
