@@ -80,8 +80,9 @@ def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_t
     ``memory``.
 
     ``train_step(k)`` trains k teachers for one step. A line through the peak memory of one and of two teachers
-    estimates the number that fits; that number is then tried, and halved until it fits. ValueError if one teacher does
-    not fit.
+    estimates the number that fits; that number is then tried. While it does not fit, the line through the measured peak
+    gives a smaller one, so that a peak just above the limit costs few teachers; it is halved where memory ran out.
+    ValueError if one teacher does not fit.
     """
     limit = _SAFE_SHARE * memory.available_bytes
 
@@ -99,8 +100,9 @@ def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_t
         return 1
     # At least a byte each: memory is reserved in large pieces, and a second teacher may need no further one.
     count = min(num_teachers, 1 + int((limit - one) / max(1.0, two - one)))
-    while count > 2 and peak(count) > limit:
-        count //= 2
+    while count > 2 and (found := peak(count)) > limit:
+        # Less than count - 1 times as much beside `one` as there may be, since the peak is above the limit.
+        count = count // 2 if math.isinf(found) else max(2, 1 + int((limit - one) / (found - one) * (count - 1)))
     return count
 
 

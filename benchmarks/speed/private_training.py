@@ -1,15 +1,15 @@
 """One step of DP-SGD as a ratio to one of plain SGD, and the same step by Opacus and by ``vmap``.
 
-    OMP_NUM_THREADS=1 python benchmarks/speed/private_training.py [--repeats 15] [--device cuda]
+    OMP_NUM_THREADS=1 python benchmarks/speed/private_training.py [--repeats 15] [--device cuda] [--cases 3]
 
 Synthetic records from a seed. Every step is whole: it draws its batch (Poisson, or the next rows of a shuffle), gathers
 it, runs forward and backward, and updates; the private ones also clip and add noise. ``plain`` is autograd, ``by hand``
 is plain SGD by the hand-written pass that the private step uses where a model is a chain of dense layers. Opacus is
 given this project's batches and its own insecure noise, and images in contiguous layout, in which its norms are right;
 ``Opacus`` is the faster of its hooks and its ghost clipping. Contenders take turns in one process with one thread,
-in processor time, or in time where the device is a GPU, which has a row more. ``noise`` is the share of a private
-step that draws its batch and its noise, on the processor and from the operating system. Ratios are taken within a round
-and the median round is printed.
+in processor time, or in time where the device is a GPU, which has two rows more (on a processor: ``--cases 5``).
+``noise`` is the share of a private step that draws its batch and its noise. Ratios are taken within a round and the
+median round is printed.
 """
 
 from __future__ import annotations
@@ -301,11 +301,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--cases", type=int, help="So many of the rows; default: all of the device.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     on_gpu = options.device == "cuda"
     print(" | ".join(["model", "batch", "plain ms", *(f"{above} / {below}" for above, below in COLUMNS)]))
-    for case in (*CASES, *ON_A_GPU) if on_gpu else CASES:
+    for case in (*CASES, *ON_A_GPU)[: options.cases or (None if on_gpu else len(CASES))]:
         steps = contenders(case, options.device)
         timed = seconds_by_round(steps, options.repeats, _gpu_clock_s if on_gpu else time.process_time)
         rounds = with_faster_of("Opacus", ("hooks", "ghost"), timed)

@@ -6,10 +6,10 @@ layer's input and output gradient, from which norms and then the weighted sum ar
 2210.00038).
 
 For a dense layer a record's gradient is an outer product, so its norm is the product of two norms and the gradient need
-not be computed (Goodfellow 2015, arXiv 1510.01799). Every other layer computes its per-example gradients, because the
-norm must be that of the summed values: a closed form of terms that cancel, such as the products of all pairs of
-positions, can be too small by any factor. Norms are sums of squares over blocks, added up in double precision: their
-relative error is below :data:`ROUNDING` times the precision of the layer.
+not be computed (Goodfellow 2015, arXiv 1510.01799). A convolution with few positions takes its norms from products of
+all pairs of positions: their terms may cancel, and the sum could be too small by any factor, so that a bound on all
+rounding is added. Every other layer computes its per-example gradients. Norms are sums of squares over blocks, added up
+in double precision: their relative error is below :data:`ROUNDING` times the precision of the layer.
 
 Clipping bounds what one record adds to a sum only if the record's gradient depends on no other record. The closed forms
 also need that every layer runs once, on its own weights, with records along the first axis. A list of known layers and
@@ -149,20 +149,12 @@ class _Convolution(_Formed):
     def __init__(self, convolution: Any, layer_input: Tensor, output_gradient: Tensor) -> None:
         self._layer: nn.Conv2d = convolution
         self._bias = _Formed((convolution.bias, output_gradient.sum(dim=(2, 3))))
-        # Torch's own numbers, in which padding by name (`same`) is resolved.
-        padding = convolution._reversed_padding_repeated_twice
-        padded = functional.pad(layer_input, padding) if any(padding) else layer_input
-        # A view of the patch behind every output position, (B, groups, output sides, kernel sides, inputs of a group);
-        # or with the output sides last, where they make the longer runs of neighbours in memory.
+        # With the output sides last, where they make the longer runs of neighbours in memory.
         inputs = convolution.in_channels // convolution.groups
-        output_width = padded.shape[3] - convolution.kernel_size[1] + 1
+        padded_width = layer_input.shape[3] + sum(convolution._reversed_padding_repeated_twice[:2])
+        output_width = padded_width - convolution.kernel_size[1] + 1
         positions_come_last = convolution.stride[1] == 1 and output_width > inputs * convolution.kernel_size[1]
-        layout = torch.contiguous_format if positions_come_last else torch.channels_last
-        patches = padded.contiguous(memory_format=layout).unflatten(1, (convolution.groups, -1))
-        options = (convolution.kernel_size, convolution.stride, convolution.dilation)
-        for axis, size, stride, dilation in zip((3, 4), *options, strict=True):
-            patches = patches.unfold(axis, (size - 1) * dilation + 1, stride)[..., ::dilation]
-        patches = patches.permute((0, 1, 5, 6, 2, 3, 4) if positions_come_last else (0, 1, 3, 4, 5, 6, 2))
+        patches = _patches(convolution, layer_input, positions_come_last=positions_come_last)
         # Weight gradients are output gradients times patches, group by group.
         gradient_BGTO = output_gradient.unflatten(1, (convolution.groups, -1)).permute(0, 1, 3, 4, 2).flatten(2, 3)
         num_records, groups, positions, outputs = gradient_BGTO.shape
@@ -198,7 +190,79 @@ class _Convolution(_Formed):
         return [*_Formed((self._layer.weight, weight)).per_record(), *self._bias.per_record()]
 
 
-LayerGradient = _Dense | _Formed
+def _patches(convolution: Any, layer_input: Tensor, *, positions_come_last: bool = False) -> Tensor:
+    """Return a view of the patch behind every output position, (B, groups, output sides, kernel sides, inputs of a
+    group), or with the output sides last."""
+    # Torch's own numbers, in which padding by name (`same`) is resolved.
+    padding = convolution._reversed_padding_repeated_twice
+    padded = functional.pad(layer_input, padding) if any(padding) else layer_input
+    layout = torch.contiguous_format if positions_come_last else torch.channels_last
+    patches = padded.contiguous(memory_format=layout).unflatten(1, (convolution.groups, -1))
+    options = (convolution.kernel_size, convolution.stride, convolution.dilation)
+    for axis, size, stride, dilation in zip((3, 4), *options, strict=True):
+        patches = patches.unfold(axis, (size - 1) * dilation + 1, stride)[..., ::dilation]
+    return patches.permute((0, 1, 5, 6, 2, 3, 4) if positions_come_last else (0, 1, 3, 4, 5, 6, 2))
+
+
+class _ConvolutionByPositions:
+    """Per-example gradients of a convolution with few positions and many weights, whose norms come from products of all
+    pairs of positions (Bu, Mao and Xu 2022, arXiv 2205.10683); methods as in :class:`_Dense`.
+
+    A record's gradient is the sum over positions t of the outer products of g_t, the gradient of the output, and a_t,
+    the patch; its squared norm is the sum over pairs of (g_t' g_s) (a_t' a_s). Products are in ``float64``. The terms
+    may cancel, in the norm and in the sum of gradients, which is rounded; so the length of all that may be rounded, T
+    eps sum_t |g_t| |a_t|, is added to the norm: it is never too small.
+    """
+
+    @torch.no_grad()
+    def __init__(self, convolution: Any, layer_input: Tensor, output_gradient: Tensor) -> None:
+        self._call = (convolution, layer_input, output_gradient)
+        self._layer: nn.Conv2d = convolution
+        self._bias = _Formed((convolution.bias, output_gradient.sum(dim=(2, 3))))
+        groups = convolution.groups
+        patches = _patches(convolution, layer_input)
+        self._patches_BGTI = patches.reshape(len(layer_input), groups, -1, convolution.weight[0].numel())
+        self._gradient_BGTO = output_gradient.unflatten(1, (groups, -1)).permute(0, 1, 3, 4, 2).flatten(2, 3)
+
+    @torch.no_grad()
+    def squared_norms(self) -> Tensor:
+        if not self._layer.weight.requires_grad:
+            return self._bias.squared_norms()
+        patches, gradient = self._patches_BGTI.double(), self._gradient_BGTO.double()
+        products = (patches @ patches.mT, gradient @ gradient.mT)
+        squared_BG = (products[0] * products[1]).sum(dim=(2, 3)).clamp_(min=0)
+        lengths_BGT = torch.sqrt(products[0].diagonal(dim1=2, dim2=3) * products[1].diagonal(dim1=2, dim2=3))
+        rounding = self._patches_BGTI.shape[2] * torch.finfo(self._patches_BGTI.dtype).eps
+        norms_BG = squared_BG.sqrt_() + rounding * lengths_BGT.sum(dim=2)
+        return norms_BG.square_().sum(dim=1) + self._bias.squared_norms()
+
+    @torch.no_grad()
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        outputs, inputs, height, width = self._layer.weight.shape
+        weighted = self._gradient_BGTO * weights_B.view(-1, 1, 1, 1)
+        # One product for each group, over all positions of all records.
+        total = weighted.transpose(0, 1).flatten(1, 2).mT @ self._patches_BGTI.transpose(0, 1).flatten(1, 2)
+        total = total.reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)
+        weight: WeightedSums = [(self._layer.weight, total)] if self._layer.weight.requires_grad else []
+        return weight + self._bias.weighted_sums(weights_B)
+
+    def per_record(self) -> WeightedSums:
+        return _Convolution(*self._call).per_record()
+
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        return _Convolution(*self._call).products(shift)
+
+
+def _convolution(convolution: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    # Pairs of positions cost memory, which is what a GPU waits for, and in float64 arithmetic, which a processor does.
+    positions, size = output_gradient[0, 0].numel(), convolution.weight[0].numel()
+    outputs = convolution.out_channels // convolution.groups
+    costs = 2 * positions * (positions if layer_input.is_cuda else outputs + size)
+    kind = _ConvolutionByPositions if costs < outputs * size else _Convolution
+    return kind(convolution, layer_input, output_gradient)
+
+
+LayerGradient = _Dense | _Formed | _ConvolutionByPositions
 """The per-example gradients of B records with respect to one layer's parameters."""
 
 
@@ -232,7 +296,7 @@ def _layer_norm(norm: Any, layer_input: Tensor, output_gradient: Tensor) -> Laye
 
 _GRADIENTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradient]] = {
     nn.Linear: _dense,
-    nn.Conv2d: _Convolution,
+    nn.Conv2d: _convolution,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
 }

@@ -45,20 +45,29 @@ PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
 _DRAWN_AT_ONCE, _NORMALS_PER_PIECE = 2**12, 2**16
 
 
-class OsRandomness:
-    """Random words from AES-256 in counter mode, with a key from the operating system's entropy.
+CPU = torch.device("cpu")
 
-    The operating system itself would be too slow. ``words(size)`` returns independent uniform 64-bit words, ``int64``
-    of shape (size,).
+
+class OsRandomness:
+    """Random words from a stream cipher with a key from the operating system's entropy: AES-256 in counter mode, or
+    ChaCha20 where the words are drawn on a GPU.
+
+    The operating system itself would be too slow, and so would the way of the words of millions of parameters to a GPU.
+    ``machine_words(size, device)`` returns independent uniform 64-bit words, ``int64`` of shape (size,).
     """
 
     label: NoiseLabel = "os_entropy"
 
     def __init__(self) -> None:
-        # A counter from 0 is safe, since the key serves this one stream.
+        # A counter from 0 is safe, since each key serves one stream.
         self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+        self._device_key, self._num_device_draws = os.urandom(32), 0
 
-    def machine_words(self, size: int) -> Tensor:
+    def machine_words(self, size: int, device: torch.device = CPU) -> Tensor:
+        if device.type != "cpu":
+            # A nonce of its own for every draw: no block of the stream is used twice.
+            self._num_device_draws += 1
+            return chacha20_words(self._device_key, self._num_device_draws, size, device)
         words = torch.empty(size, dtype=torch.int64)
         if size:
             # Zeros, encrypted, are the stream of the cipher itself.
@@ -74,9 +83,46 @@ class SeededRandomness:
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
-    def machine_words(self, size: int) -> Tensor:
-        # None as the upper end: all words of 64 bits, -2^63 included.
-        return torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
+    def machine_words(self, size: int, device: torch.device = CPU) -> Tensor:
+        # None as the upper end: all words of 64 bits, -2^63 included. Drawn on the processor, so that a seed means the
+        # same words for every device.
+        return torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator).to(device)
+
+
+_CHACHA_CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype="<i4")
+_WORDS_PER_BLOCK = 8  # of 64 bits
+
+
+def chacha20_words(key: bytes, nonce: int, size: int, device: torch.device) -> Tensor:
+    """Return ``size`` words of 64 bits of the stream of ChaCha20 (RFC 8439), computed on ``device``, ``int64``.
+
+    ``key``: 32 bytes. ``nonce``: a number below 2^96 that is used once with this key.
+    """
+    num_blocks = -(-size // _WORDS_PER_BLOCK)
+    if num_blocks > 2**31:
+        raise ValueError(f"Expected at most 2^34 words in one draw, got {size}; draw them in parts.")
+    fixed = np.frombuffer(key + bytes(4) + nonce.to_bytes(12, "little"), dtype="<i4")
+    state = torch.from_numpy(np.concatenate([_CHACHA_CONSTANTS, fixed])).to(device)[:, None].repeat(1, num_blocks)
+    state[12] = torch.arange(num_blocks, dtype=torch.int32, device=device)
+
+    def mixed(a: Tensor, b: Tensor, by: Tensor, bits: int) -> None:
+        """Add ``b`` to ``a``, and the sum to ``by`` by exclusive or; then rotate ``by`` to the left."""
+        by.bitwise_xor_(a.add_(b))
+        # The shift to the right copies the sign, which a rotation must not.
+        low = by.bitwise_right_shift(32 - bits).bitwise_and_(2**bits - 1)
+        by.bitwise_left_shift_(bits).bitwise_or_(low)
+
+    rows = [row.clone() for row in state.split(4)]
+    for turn in range(20):
+        a, b, c, d = rows
+        for bits_d, bits_b in ((16, 12), (8, 7)):
+            mixed(a, b, d, bits_d)
+            mixed(c, d, b, bits_b)
+        # Columns, then diagonals, which a turn of the rows makes columns.
+        ways = (0, -1, -2, -3) if turn % 2 == 0 else (0, 1, 2, 3)
+        rows = [row if not way else row.roll(way, 0) for row, way in zip(rows, ways, strict=True)]
+    # Addition wraps around at 2^32, as the cipher asks.
+    return state.add_(torch.cat(rows)).T.flatten().view(torch.int64)[:size]
 
 
 PrivateRandomness = OsRandomness | SeededRandomness
@@ -333,31 +379,56 @@ class GaussianNoise:
         if not stddev:
             return
         sizes = [values.numel() for values in sums]
-        # Moved after the draw: every device and precision gets the same noise from one stream.
-        parts = self.take(sum(sizes)).to(sums[0]).split(sizes)
+        # Every device and precision gets the noise of one stream; a GPU rounds its logarithms in its own way.
+        parts = self.take(sum(sizes), sums[0].device).to(sums[0]).split(sizes)
         shaped = [part.view(values.shape) for part, values in zip(parts, sums, strict=True)]
         torch._foreach_add_(list(sums), shaped, alpha=stddev)
 
-    def take(self, size: int) -> Tensor:
-        """Return fresh standard normal values, shape (size,)."""
+    def take(self, size: int, device: torch.device = CPU) -> Tensor:
+        """Return fresh standard normal values, shape (size,), that were made on ``device``."""
+        if self._left.device != device:
+            self._left = torch.empty(0, device=device)
         if len(self._left) < size:
             drawn = max(size, _DRAWN_AT_ONCE)
             # An even number, because normals come in pairs.
-            normals = torch.empty(drawn + drawn % 2)
-            # Box and Muller: a radius from one word, an angle from another, in pieces that stay in a processor's cache.
-            for piece in torch.split(normals, _NORMALS_PER_PIECE):
-                first, second = torch.chunk(piece, 2)
-                radius_words, angle_words = torch.chunk(self._randomness.machine_words(len(piece)), 2)
-                # No radius is beyond sqrt(128 ln 2) = 9.42, which a normal pair exceeds with probability 2^-64.
-                radius = _log_uniform(radius_words.float()).mul_(-2).sqrt_()
-                # Words have a sign: angles from -pi to pi.
-                angle = angle_words.float().mul_(math.pi * 2.0**-63)
-                torch.cos(angle, out=first).mul_(radius)
-                torch.sin(angle, out=second).mul_(radius)
-            self._left = normals[:drawn]
+            self._left = self._normals(drawn + drawn % 2, device)[:drawn]
         # Each normal is used once: noise that two sums share would cancel in their difference.
         taken, self._left = self._left[:size], self._left[size:]
         return taken
+
+    def _normals(self, size: int, device: torch.device) -> Tensor:
+        """Draw ``size`` normals, an even number, by Box and Muller: a radius from one word, an angle from another."""
+        if device.type != "cpu":
+            return normals_of(self._randomness.machine_words(size, device))
+        normals = torch.empty(size)
+        # In pieces that stay in a processor's cache.
+        for piece in torch.split(normals, _NORMALS_PER_PIECE):
+            first, second = torch.chunk(piece, 2)
+            radius, angle = _polar(self._randomness.machine_words(len(piece)))
+            torch.cos(angle, out=first).mul_(radius)
+            torch.sin(angle, out=second).mul_(radius)
+        return normals
+
+
+def normals_of(words: Tensor) -> Tensor:
+    """Return one standard normal value for each of ``words``, an even number, as :class:`GaussianNoise` pairs them on a
+    processor."""
+    whole = len(words) - len(words) % _NORMALS_PER_PIECE
+    parts = []
+    for part in (words[:whole].view(-1, _NORMALS_PER_PIECE), words[whole:].view(1, -1)):
+        radius, angle = _polar(part)
+        parts.append(torch.cat([torch.cos(angle).mul_(radius), torch.sin(angle).mul_(radius)], dim=1).flatten())
+    return torch.cat(parts)
+
+
+def _polar(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the radii and the angles of pairs of normals, from the first and the second half of the last axis of
+    ``words``."""
+    radius_words, angle_words = torch.chunk(words, 2, dim=-1)
+    # No radius is beyond sqrt(128 ln 2) = 9.42, which a normal pair exceeds with probability 2^-64.
+    radius = _log_uniform(radius_words.float()).mul_(-2).sqrt_()
+    # Words have a sign: angles from -pi to pi.
+    return radius, angle_words.float().mul_(math.pi * 2.0**-63)
 
 
 class LaplaceNoise:

@@ -246,3 +246,49 @@ def test_positions_that_cancel_are_clipped_by_what_is_left_of_them() -> None:
     [(_, total)] = positions.weighted_sums(torch.ones(1))
     assert float(positions.squared_norms()) == pytest.approx(float(total.double().square().sum()), rel=1e-6)
     assert float(positions.squared_norms()) == pytest.approx(18.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_norms_from_pairs_of_positions_are_those_of_formed_gradients_and_never_less(
+    name: str, kind: torch.dtype
+) -> None:
+    layer: nn.Conv2d = CONVOLUTIONS[name]().to(kind)  # type: ignore[assignment]
+    x = images().to(kind)
+    gradient = torch.randn(layer(x).shape, dtype=kind, generator=generator(1))
+    by_positions = per_example._ConvolutionByPositions(layer, x, gradient)
+    exact = per_example._Convolution(layer.double(), x.double(), gradient.double())
+    excess = (by_positions.squared_norms() / exact.squared_norms()).sqrt() - 1
+    assert float(excess.min()) >= -1e-15
+    assert float(excess.max()) <= 2 * x[0, 0].numel() ** 1.5 * torch.finfo(kind).eps
+    weights = torch.rand(BATCH, dtype=kind, generator=generator(2))
+    for (_, found), (_, expected) in zip(
+        by_positions.weighted_sums(weights), exact.weighted_sums(weights.double()), strict=True
+    ):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e3 * torch.finfo(kind).eps)
+
+
+def test_a_convolution_whose_positions_cancel_adds_at_most_the_clip_norm() -> None:
+    """Terms of 1e8 that cancel but for 3: what their sum is rounded to is as large as what is left."""
+    layer = nn.Conv2d(1, 40, 1, bias=False)
+    left = torch.linspace(1, 3, 40)
+    for size in (1.0, 1e4, 1e8):
+        steep = torch.stack([torch.full((40,), size), left - size], dim=1).reshape(1, 40, 1, 2)
+        call = (layer, torch.ones(1, 1, 1, 2), steep)
+        found = per_example._ConvolutionByPositions(*call)
+        factor = found.squared_norms().rsqrt().float()
+        [(_, total)] = found.weighted_sums(factor)
+        assert float(total.double().norm()) <= 1 + 1e-6
+        if size < 1e8:
+            assert float(total.double().norm()) > 0.99
+
+
+def test_a_layer_of_few_positions_and_many_weights_does_not_form_its_gradients() -> None:
+    narrow, wide = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(2, 4, 3, padding=1)
+    for layer, side, kind in (
+        (narrow, 2, per_example._ConvolutionByPositions),
+        (narrow, 8, per_example._Convolution),
+        (wide, 2, per_example._Convolution),
+    ):
+        x = torch.rand(2, layer.in_channels, side, side)
+        assert type(per_example.layer_gradient(layer, x, torch.rand(2, layer.out_channels, side, side))) is kind

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.config import ModelConfig
+from fairpate.nn import private_fit
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import (
     GaussianNoise,
@@ -24,6 +26,8 @@ from fairpate.nn.private_fit import (
     PublicGradient,
     SeededRandomness,
     StepPlan,
+    chacha20_words,
+    normals_of,
 )
 from fairpate.privacy.accountant import PoissonGaussians, SpentError
 from tests.accelerator import NEEDS_GPU
@@ -112,6 +116,33 @@ def test_noise_asked_for_in_small_amounts_is_never_handed_out_twice() -> None:
     values = torch.cat([noise.take(size) for size in [7, 206, 1, 5000] * 6]).double().numpy()
     assert len(np.unique(values)) > 0.999 * len(values) == 0.999 * 6 * 5214
     assert stats.kstest(values, "norm").pvalue > 1e-8
+
+
+@pytest.mark.parametrize("size", [10, 2**16, 3 * 2**16 + 1234])
+def test_normals_that_are_made_whole_as_on_a_gpu_are_those_of_the_pieces_of_a_processor(size: int) -> None:
+    drawn = max(size, 2**12)
+    words = SeededRandomness(3).machine_words(drawn)
+    torch.testing.assert_close(normals_of(words)[:size], GaussianNoise(SeededRandomness(3)).take(size))
+
+
+@pytest.mark.parametrize(("nonce", "size"), [(1, 8), (5, 1001), (2**70 + 3, 64)])
+def test_the_stream_of_a_gpu_is_that_of_chacha20(nonce: int, size: int) -> None:
+    """Against OpenSSL's, whose nonce of 16 bytes begins with the counter."""
+    key = bytes(range(32))
+    cipher = Cipher(algorithms.ChaCha20(key, bytes(4) + nonce.to_bytes(12, "little")), mode=None)
+    expected = np.frombuffer(cipher.encryptor().update(bytes(8 * size)), dtype="<i8")
+    assert chacha20_words(key, nonce, size, torch.device("cpu")).numpy().tolist() == expected.tolist()
+
+
+def test_no_two_draws_of_a_gpu_share_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: its words are computed on the processor here."""
+    stream = chacha20_words
+    monkeypatch.setattr(private_fit, "chacha20_words", lambda *given: stream(*given[:3], torch.device("cpu")))
+    randomness, cuda = OsRandomness(), torch.device("cuda")
+    words = torch.cat([randomness.machine_words(size, cuda) for size in (100, 100, 7)])
+    words = torch.cat([words, OsRandomness().machine_words(100, cuda)])
+    assert len(words.unique()) == 307
+    assert stats.kstest(normals_of(randomness.machine_words(50_000, cuda)).numpy(), "norm").pvalue > 1e-8
 
 
 def test_weights_that_diverge_are_an_error_whose_steps_are_spent() -> None:

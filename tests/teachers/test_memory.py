@@ -1,13 +1,18 @@
 """How many teachers fit: on a memory made up, and on one that a CPU can measure."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "speed"))
+import gpu
 
 from fairpate.config import FitConfig, ModelConfig
 from teachers import teacher
@@ -61,6 +66,15 @@ def test_a_bend_in_the_line_is_found_by_trying() -> None:
     memory = MadeUp(1000, base=100, per_teacher=50, bend=6)
     assert stack_that_fits(memory.step, memory, 100) == 3
     assert memory.tried == [1, 1, 2, 14, 7, 3]
+
+
+def test_a_peak_just_above_the_limit_costs_few_teachers() -> None:
+    """As of a device that reserves memory in large pieces: 51 teachers need a little more than the line said."""
+    memory = MadeUp(1000, base=35, per_teacher=15)
+    line = memory.peak_of
+    memory.peak_of = lambda k: line(k) + (20 if k > 49 else 0)
+    assert stack_that_fits(memory.step, memory, 100) == 49
+    assert memory.tried == [1, 1, 2, 51, 49]
 
 
 def test_the_smallest_stacks() -> None:
@@ -147,3 +161,21 @@ def _shards(sizes: tuple[int, ...]) -> list[Shard]:
         return torch.randn(size, 6, generator=generator, dtype=torch.float64)
 
     return [Shard(x=features(n), y=torch.randint(0, 3, (n,), generator=generator)) for n in sizes]
+
+
+def test_what_measures_a_gpu_takes_at_most_eight_minutes_and_runs_on_a_processor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert sum(gpu.LIMITS_S.values()) <= 480
+    for name in gpu.LIMITS_S:
+        for device in ("cpu", "cuda"):
+            script, *words = gpu.command(name, device)[1:]
+            if script != "-m":
+                known = Path(script).read_text(encoding="utf-8")
+                assert all(f'"{word}"' in known for word in words if word.startswith("--"))
+    gpu.probe("cpu")
+    peaks = [line.partition(":")[2].rpartition(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert len(peaks) == 3
+    assert peaks == [peaks[0]] * 3
+    gpu.noise("cpu")
+    assert capsys.readouterr().out.count("million a second") == 3
