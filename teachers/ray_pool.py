@@ -232,6 +232,7 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
 # The second item travels while the first is computed.
 _ITEMS_PER_ACTOR = 2
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
+_LOOKS_EVERY_S = 5.0  # for nodes that have joined
 MOST_LOSSES = 3
 """How often a block may be lost together with its actor before the run fails."""
 _log = logging.getLogger(__name__)
@@ -273,7 +274,8 @@ class RayPool(BlockPool):
     :func:`teachers.ray_pool.start_ray`.
 
     Actors start with the first item, so that none does where every block is stored. Work starts as soon as one actor is
-    ready; the others join when resources are free. ``stall_timeout_s`` limits the time in which no item is finished.
+    ready; the others join when resources are free. If ``ray.num_actors`` is not set, every free place works, also on a
+    node that joins later; so no worker stands by. ``stall_timeout_s`` limits the time in which no item is finished.
     PoolError if the cluster is too small and does not grow.
     """
 
@@ -286,6 +288,7 @@ class RayPool(BlockPool):
         self._starting: dict[Any, Any] = {}  # by the reference that settles when the actor is ready
         self._ready: list[Any] = []
         self._failed_starts = 0
+        self._looked_s = time.monotonic()
 
     def carry(self, module: ModuleType) -> None:
         """From now on, send functions and classes of ``module`` to workers together with their code, because the module
@@ -327,6 +330,8 @@ class RayPool(BlockPool):
         pending: dict[Any, tuple[Any, _Task]] = {}
         while waiting or pending:
             try:
+                if waiting:
+                    self._grow()
                 # One task per actor, then one that waits; none waits while an actor that starts could do it.
                 load = Counter(actor for actor, _ in pending.values())
                 for depth in range(1 if self._starting else _ITEMS_PER_ACTOR):
@@ -395,6 +400,16 @@ class RayPool(BlockPool):
             f"No block was finished within {limit_s:g} s, while {len(pending)} blocks were being computed. A worker "
             "may hang: give the same command again, which resumes from the stored blocks."
         )
+
+    def _grow(self) -> None:
+        """Start an actor for each place that the cluster has gained, unless the configuration sets their number."""
+        if self._config.num_actors is not None or time.monotonic() < self._looked_s + _LOOKS_EVERY_S:
+            return
+        self._looked_s = time.monotonic()
+        fitting, _ = room_for(num_cpus=self._config.num_cpus, num_gpus=self._config.num_gpus)
+        for _ in range(fitting - len(self._ready) - len(self._starting)):
+            self._start_actor()
+        self._num_actors = max(self._num_actors, fitting)
 
     def _start_actor(self) -> None:
         actor = self._actor_class.remote(self._config.num_threads, self._config.num_gpus)

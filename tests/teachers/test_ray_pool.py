@@ -213,6 +213,35 @@ def test_actors_without_a_place_are_waited_for_while_the_others_work(ray_session
         list(pool.run(lambda *_: 0, None, [0]))
 
 
+def test_a_node_that_joins_gets_work_unless_the_number_of_actors_is_set(
+    ray_session: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The cluster has a place for one more actor once the first item is done; the second item waits for it."""
+    monkeypatch.setattr(teachers.ray_pool, "_LOOKS_EVERY_S", 0.0)
+
+    def workers(num_actors: int | None) -> int:
+        places, seen = [1], tmp_path / str(num_actors)
+        seen.mkdir()
+        monkeypatch.setattr(teachers.ray_pool, "room_for", lambda **_: (places[0], ""))
+
+        def who(limit_s: float, number: int, _: str) -> int:
+            (seen / str(os.getpid())).touch()
+            deadline_s = time.monotonic() + limit_s
+            while number == 1 and len(list(seen.iterdir())) < 2 and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+            return os.getpid()
+
+        with RayPool(RayConfig(num_actors=num_actors, num_cpus=0.1), stall_timeout_s=60) as pool:
+            found = set[int]()
+            for _, process in pool.run(who, 50.0 if num_actors is None else 0.5, range(5)):
+                places[0] = 2
+                found.add(process)
+            return len(found)
+
+    assert workers(1) == 1
+    assert workers(None) == 2
+
+
 def test_a_closed_pool_and_an_impossible_worker_are_refused(ray_session: None) -> None:
     with pytest.raises(PoolError, match="closed"):
         list(RayPool(ONE_ACTOR).run(lambda *_: 0, None, [0]))
