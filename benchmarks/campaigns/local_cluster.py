@@ -4,7 +4,7 @@ Nodes are started by `ray start`, as anywhere else. With namespaces, which need 
 a link to a bridge; without, an address of the loopback device. Another Ray on the machine has another token. If it is
 asked for, nodes and drivers have certificates of an authority of this cluster's own, and encrypt.
 
-Ray notices a dead node after 2 seconds here (HEALTH_CHECKS) instead of 15, so that faults can be longer and shorter.
+Ray notices a dead node after 2 seconds here (``silent_s``) instead of 15, so that faults can be longer and shorter.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from teachers.certificates import make_authority, make_node_certificate, variables
 
-HEALTH_CHECKS = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "500",
-    "RAY_health_check_failure_threshold": "4",
-}
-START_LIMIT_S = 240.0
+_CHECKED_EVERY_MS = 500
+START_LIMIT_S = 600.0
 _ASKED_FOR_S = 15.0  # each time it is asked, a process imports Ray
 _ROOT = str(Path(__file__).resolve().parents[2])  # the checkout that is tested, also where another is installed
 _MARK = "FAIRPATE_FAULTS_NODE"
@@ -51,6 +47,30 @@ while True:
         break
     time.sleep(0.1)
 print(alive)
+"""
+
+
+PATIENT_RAY = """
+import sys, time
+from ray._private import services
+from ray.scripts.scripts import main
+
+ask = services.get_node
+
+def get_node(*given):
+    # Ray gives up on its own start after half a minute, which a busy machine may need.
+    deadline_s = time.monotonic() + 300
+    while True:
+        try:
+            return ask(*given)
+        except RuntimeError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.5)
+
+services.get_node = get_node
+sys.argv[0] = "ray"
+main()
 """
 
 
@@ -122,7 +142,7 @@ class Node:
         self._link("up")
 
     def _link(self, state: str) -> None:
-        _ip("link", "set", f"{self._namespace}-br", state)
+        run_ip("link", "set", f"{self._namespace}-br", state)
 
     def _signal(self, number: int) -> None:
         for process in self.processes():
@@ -130,7 +150,48 @@ class Node:
                 os.kill(process, number)
 
 
-class Cluster:
+class Machines:
+    """What is started on this machine as a whole or not at all, with network namespaces on a bridge; use as a context
+    manager."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what was started, of which there may be a part."""
+        raise NotImplementedError
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def _connect(bridge: str, places: Mapping[str, str]) -> None:
+        """Make a bridge, and a namespace with a link to it for each of ``places``: names and IP addresses."""
+        run_ip("link", "add", bridge, "type", "bridge")
+        run_ip("link", "set", bridge, "up")
+        for name, address in places.items():
+            run_ip("netns", "add", name)
+            run_ip("link", "add", f"{name}-br", "type", "veth", "peer", "name", "eth0", "netns", name)
+            run_ip("link", "set", f"{name}-br", "master", bridge, "up")
+            run_ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            run_ip("-n", name, "link", "set", "eth0", "up")
+            run_ip("-n", name, "link", "set", "lo", "up")
+
+    @staticmethod
+    def _disconnect(bridge: str, places: Iterable[str]) -> None:
+        """Delete what :meth:`_connect` made, as far as it is there."""
+        for name in places:
+            run_ip("link", "delete", f"{name}-br", check=False)
+            run_ip("netns", "delete", name, check=False)
+        run_ip("link", "delete", bridge, check=False)
+
+
+class Cluster(Machines):
     """A head without CPUs for teachers, and workers of one CPU each; use as a context manager."""
 
     def __init__(
@@ -140,6 +201,7 @@ class Cluster:
         namespaces: bool,
         object_store_bytes: int = 200 * 2**20,
         is_encrypted: bool = False,
+        silent_s: float = 2.0,
     ):
         self._tag = f"fp{secrets.token_hex(3)}"
         self._namespaces = [f"{self._tag}n{i}" for i in range(num_workers + 1)] if namespaces else []
@@ -147,7 +209,10 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # sockets need a short path
         self.environment = {
             **make_environment(),
-            **HEALTH_CHECKS,
+            "RAY_health_check_initial_delay_ms": f"{round(500 * silent_s)}",
+            "RAY_health_check_period_ms": str(_CHECKED_EVERY_MS),
+            "RAY_health_check_timeout_ms": f"{round(250 * silent_s)}",
+            "RAY_health_check_failure_threshold": f"{round(1000 * silent_s) // _CHECKED_EVERY_MS}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(24),
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -162,28 +227,21 @@ class Cluster:
             make_authority(self._authority, days=1)
             self.environment |= self.certified(self._address(0))
 
-    def __enter__(self) -> Cluster:
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
     def _start(self) -> None:
         if self._namespaces:
-            self._connect()
+            addresses = map(self._address, range(len(self._namespaces)))
+            self._connect(f"{self._tag}br", dict(zip(self._namespaces, addresses, strict=True)))
         port = 6379 if self._namespaces else _free_port()
         head = f"{self._address(0)}:{port}"
         self.environment["RAY_ADDRESS"] = head
-        common = [str(Path(sys.executable).with_name("ray")), "start", "--block", self._store]
+        common = [sys.executable, "-c", PATIENT_RAY, "start", "--block", self._store]
         common.append("--include-log-monitor=false")  # no driver reads the logs of its workers
         role = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={self._folder}", "--num-cpus=0"]
         metrics_port = _free_port()
         self.metrics = f"http://{self._address(0)}:{metrics_port}/metrics"
         # And nothing scales.
         self._add(0, [*common, *role, "--no-monitor", f"--metrics-export-port={metrics_port}"])
-        self.wait_until(1)
+        self.repair()
         for number in range(1, self._num_workers + 1):
             self._add(number, [*common, f"--address={head}", "--num-cpus=1"])
             # Of nodes that start at the same time two take one socket, and one waits half a minute before it gives up.
@@ -192,11 +250,8 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for node in reversed(self.nodes):
             node.kill()
-        for namespace in self._namespaces:
-            _ip("link", "delete", f"{namespace}-br", check=False)
-            _ip("netns", "delete", namespace, check=False)
         if self._namespaces:
-            _ip("link", "delete", f"{self._tag}br", check=False)
+            self._disconnect(f"{self._tag}br", self._namespaces)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -212,7 +267,8 @@ class Cluster:
         """Every node is there: one that was lost, or that was given up and ended itself, is started anew."""
         deadline_s = time.monotonic() + START_LIMIT_S
         while True:
-            for node in self.workers:
+            for node in self.nodes:
+                # Ray gives up on its own start after half a minute, which a busy machine may need.
                 if node.has_ended:
                     node.start()
             if self._num_alive(len(self.nodes), limit_s=_ASKED_FOR_S) == len(self.nodes):
@@ -252,18 +308,6 @@ class Cluster:
     def _address(self, number: int) -> str:
         return f"10.231.0.{number + 1}" if self._namespaces else f"127.0.0.{number + 1}"
 
-    def _connect(self) -> None:
-        """A bridge, and a namespace with a link to it for every node."""
-        _ip("link", "add", f"{self._tag}br", "type", "bridge")
-        _ip("link", "set", f"{self._tag}br", "up")
-        for number, name in enumerate(self._namespaces):
-            _ip("netns", "add", name)
-            _ip("link", "add", f"{name}-br", "type", "veth", "peer", "name", "eth0", "netns", name)
-            _ip("link", "set", f"{name}-br", "master", f"{self._tag}br", "up")
-            _ip("-n", name, "addr", "add", f"{self._address(number)}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-
     def _num_alive(self, num_nodes: int, *, limit_s: float) -> int:
         """How many nodes the head counts on, as soon as there are ``num_nodes`` or the time is over."""
         asked = subprocess.run(  # noqa: S603 our own program
@@ -283,7 +327,8 @@ def make_environment() -> dict[str, str]:
     return plain | {"PYTHONPATH": _ROOT}
 
 
-def _ip(*arguments: str, check: bool = True) -> None:
+def run_ip(*arguments: str, check: bool = True) -> None:
+    """Run `ip` with ``arguments``."""
     subprocess.run(["/usr/bin/env", "ip", *arguments], check=check)  # noqa: S603 our own arguments
 
 

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from local_cluster import Machines, run_ip
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")
 START_LIMIT_S = 60.0
 _NETWORK = "10.232.0"
@@ -64,7 +66,7 @@ class SlurmError(Exception):
     """A Slurm that is not as it should be in time."""
 
 
-class LocalSlurm:
+class LocalSlurm(Machines):
     """Munge, a controller and ``num_nodes`` nodes of ``cpus`` CPUs each; use as a context manager."""
 
     def __init__(self, num_nodes: int, *, cpus: int = 1):
@@ -74,6 +76,11 @@ class LocalSlurm:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
+    @property
+    def _places(self) -> list[str]:
+        """The network namespaces of the nodes."""
+        return [f"{self._tag}{name}" for name in self.names]
+
     @staticmethod
     def missing() -> str | None:
         """Why no Slurm can be started here; None if one can."""
@@ -81,14 +88,6 @@ class LocalSlurm:
             return "Slurm's daemons need root"
         lacking = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
         return f"{', '.join(lacking)} not installed (Debian: slurm-wlm, munge)" if lacking else None
-
-    def __enter__(self) -> LocalSlurm:
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
 
     def _start(self) -> None:
         self.folder.chmod(0o755)
@@ -98,18 +97,11 @@ class LocalSlurm:
         key.chmod(0o400)
         ports = _free_ports(len(self.names) + 1)
         host = socket.gethostname().partition(".")[0]
-        _ip("link", "add", f"{self._tag}br", "type", "bridge")
-        _ip("addr", "add", f"{_NETWORK}.254/24", "dev", f"{self._tag}br")
-        _ip("link", "set", f"{self._tag}br", "up")
+        addresses = [f"{_NETWORK}.{number}" for number in range(1, len(self.names) + 1)]
+        self._connect(f"{self._tag}br", dict(zip(self._places, addresses, strict=True)))
+        run_ip("addr", "add", f"{_NETWORK}.254/24", "dev", f"{self._tag}br")  # of the controller, on this machine
         nodes = []
-        for number, name in enumerate(self.names):
-            place, address = f"{self._tag}{name}", f"{_NETWORK}.{number + 1}"
-            _ip("netns", "add", place)
-            _ip("link", "add", f"{place}-br", "type", "veth", "peer", "name", "eth0", "netns", place)
-            _ip("link", "set", f"{place}-br", "master", f"{self._tag}br", "up")
-            _ip("-n", place, "addr", "add", f"{address}/24", "dev", "eth0")
-            _ip("-n", place, "link", "set", "eth0", "up")
-            _ip("-n", place, "link", "set", "lo", "up")
+        for number, (name, address) in enumerate(zip(self.names, addresses, strict=True)):
             known = f"NodeName={name} NodeHostname={host} NodeAddr={address} Port={ports[number + 1]}"
             nodes.append(f"{known} CPUs={self._cpus} RealMemory=4000")
         values = {"host": host, "port": ports[0], "user": getpass.getuser(), "folder": self.folder, "network": _NETWORK}
@@ -175,9 +167,7 @@ class LocalSlurm:
         for name in self.names:
             for left in self._processes_of(name):
                 _kill(left)
-            _ip("link", "delete", f"{self._tag}{name}-br", check=False)
-            _ip("netns", "delete", f"{self._tag}{name}", check=False)
-        _ip("link", "delete", f"{self._tag}br", check=False)
+        self._disconnect(f"{self._tag}br", self._places)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run(self, name: str, *command: str, inside: tuple[str, ...] = ()) -> None:
@@ -203,10 +193,6 @@ class LocalSlurm:
 
 def _path() -> str:
     return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-
-
-def _ip(*arguments: str, check: bool = True) -> None:
-    subprocess.run(["/usr/bin/env", "ip", *arguments], check=check, capture_output=True)  # noqa: S603 our own words
 
 
 def _kill(process: int) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +21,11 @@ from pathlib import Path
 
 import cluster_faults
 from cluster_faults import BrokenGuaranteeError, Run, Tally
-from local_cluster import make_environment
+from local_cluster import PATIENT_RAY, make_environment
 from local_slurm import LocalSlurm, SlurmError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "fairpate.sbatch"
-JOB_LIMIT_S = 500.0
+JOB_LIMIT_S = 1500.0
 ACTIVE = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
 SWEEP = """
 data_sets: {color_digits: {}}
@@ -37,13 +39,24 @@ settings:
 """
 
 
+def patient_programs(folder: Path) -> Path:
+    """Return a folder of this environment's programs, whose `ray` does not give up on a busy machine."""
+    own, place = Path(sys.executable).parent, folder / "bin"
+    place.mkdir(exist_ok=True)
+    for name, words in {"ray": ["-c", PATIENT_RAY], "python3": [], "fairpate": ["-m", "fairpate"]}.items():
+        command = shlex.join([str(own / "python"), *words])
+        (place / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
+        (place / name).chmod(0o755)
+    return place
+
+
 class Job:
     """A job of the script, with the folder that its command writes."""
 
     def __init__(self, slurm: LocalSlurm, folder: Path, words: list[str], *options: str):
         self._slurm, self.folder = slurm, folder
         environment = slurm.environment | make_environment() | {"SLURM_CONF": slurm.environment["SLURM_CONF"]}
-        environment |= {"FAIRPATE_STATE": str(folder / "state"), "FAIRPATE_BIN": str(Path(sys.executable).parent)}
+        environment |= {"FAIRPATE_STATE": str(folder / "state"), "FAIRPATE_BIN": str(patient_programs(slurm.folder))}
         command = ["sbatch", "--parsable", "--cpus-per-task=1", f"--output={folder}/log", *options, str(SCRIPT), *words]
         self.number = slurm.ask(*command, environment=environment).strip()
         self.started_s = time.monotonic()
@@ -168,6 +181,7 @@ def main() -> None:
     options = parser.parse_args()
     if reason := LocalSlurm.missing():
         raise SystemExit(f"No Slurm can be started here: {reason}.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # daemons and namespaces must not outlive this
     tallies = {name: Tally() for name in options.cases}
     with cluster_faults.scratch() as folder:
         truth = cluster_faults.undisturbed(folder / "truth") | {"charges": cluster_faults.charges(folder / "truth")}
