@@ -70,21 +70,48 @@ def may_reach(
     """Whether something may connect to a port of a pod with ``labels`` in the namespace of the policies: a pod with the
     labels ``of_pod``, or, if these are None, what is at an address outside the cluster. The rules are those of the
     documentation of NetworkPolicy."""
+    return _may_pass("ingress", policies, labels, port, of_pod, in_namespace, address)
+
+
+def may_send(
+    policies: Sequence[Resource],
+    *,
+    labels: dict[str, str],
+    port: int,
+    to_pod: dict[str, str] | None = None,
+    in_namespace: str = "fairpate",
+    address: str = "192.0.2.1",
+) -> bool:
+    """Whether a pod with ``labels`` may connect to a port of another pod, or of an address outside the cluster, as far
+    as its own policies say."""
+    return _may_pass("egress", policies, labels, port, to_pod, in_namespace, address)
+
+
+def _may_pass(
+    way: str,
+    policies: Sequence[Resource],
+    labels: dict[str, str],
+    port: int,
+    of_pod: dict[str, str] | None,
+    in_namespace: str,
+    address: str,
+) -> bool:
     chosen = [policy["spec"] for policy in policies if _selects(policy["spec"]["podSelector"], labels)]
-    if not any("Ingress" in spec["policyTypes"] for spec in chosen):
+    chosen = [spec for spec in chosen if way.capitalize() in spec["policyTypes"]]
+    if not chosen:
         return True
     return any(
-        _is_peer(rule, of_pod, in_namespace, address)
+        _is_peer(rule.get("from" if way == "ingress" else "to"), of_pod, in_namespace, address)
         and ("ports" not in rule or port in [each["port"] for each in rule["ports"]])
         for spec in chosen
-        for rule in spec.get("ingress", [])
+        for rule in spec.get(way, [])
     )
 
 
-def _is_peer(rule: Resource, of_pod: dict[str, str] | None, in_namespace: str, address: str) -> bool:
-    if not rule.get("from"):
+def _is_peer(peers: list[Resource] | None, of_pod: dict[str, str] | None, in_namespace: str, address: str) -> bool:
+    if not peers:
         return True
-    for peer in rule["from"]:
+    for peer in peers:
         if "ipBlock" in peer:
             block = peer["ipBlock"]
             if of_pod is None and ipaddress.ip_address(address) in ipaddress.ip_network(block["cidr"]):

@@ -13,10 +13,12 @@ import jsonschema
 import pytest
 import yaml
 from command_lines import CommandError, check
-from kubernetes import Resource, may_reach, pods, require_valid
+from kubernetes import Resource, may_reach, may_send, pods, require_valid
+from ray._raylet import AuthenticationTokenLoader
 from schemas import VERSIONS
 
 from aggregator.service.auth import TokenError, read_tokens
+from teachers.cluster import read_authentication_again
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "deploy" / "helm"))
@@ -117,6 +119,9 @@ def test_a_wrong_field_is_refused(rendered: dict[str, list[Resource]], kind: str
         "cluster.workers=null",
         "cluster.workers[0].gpus=many",
         "cluster.idleTimeoutSeconds=-1",
+        "egress.kubernetes=null",
+        "egress.others[0].to=null",
+        "egress.open=true",
         "redis.address=redis",
         "redis.password=secret",
         "jobs[0].command=serve",
@@ -198,7 +203,7 @@ def test_secrets_are_files_that_no_program_of_ray_shares_with_the_authoritys_key
         for pod in pods(resource):
             given = {volume["name"] for volume in pod["spec"]["volumes"] if "secret" in volume}
             for container in pod["spec"]["containers"]:
-                assert not given & {mount["name"] for mount in container["volumeMounts"]}
+                assert given & {mount["name"] for mount in container["volumeMounts"]} <= {"token"}
                 assert not any("secretKeyRef" in str(variable) for variable in container.get("env", []))
         if (
             resource["kind"] == "RayCluster"
@@ -208,6 +213,33 @@ def test_secrets_are_files_that_no_program_of_ray_shares_with_the_authoritys_key
             assert check(" ".join(signs["command"]).replace("$(POD_IP)", "10.0.0.1").replace("$(FQ_RAY_IP)", "a.b"))
     everything = rendered["everything.yaml"]
     assert not [each for each in everything if each["kind"] == "Secret"]
+
+
+def test_the_token_of_the_cluster_that_trains_is_a_file_in_every_program_that_needs_it(
+    rendered: dict[str, list[Resource]], tmp_path: Path
+) -> None:
+    """KubeRay adds no variable that is there; Ray reads the file where the variable is empty. The student's cluster has
+    a name that KubeRay makes up, and so has its secret: its token stays a variable."""
+    cluster = one(rendered["everything.yaml"], "RayCluster")
+    job = one(rendered["everything.yaml"], "RayJob", "loans")
+    programs = [pod["spec"]["containers"][0] for resource in (cluster, job) for pod in pods(resource)]
+    programs.append(cluster["spec"]["autoscalerOptions"])
+    for program in programs:
+        variables = {each["name"]: each.get("value") for each in program["env"]}
+        assert (variables["RAY_AUTH_TOKEN"], variables["RAY_AUTH_TOKEN_PATH"]) == ("", "/token/auth_token")
+        assert {"name": "token", "mountPath": "/token", "readOnly": True} in program["volumeMounts"]
+    for pod in itertools.chain(pods(cluster), pods(job)):
+        (volume,) = (each for each in pod["spec"]["volumes"] if each["name"] == "token")
+        assert volume["secret"] == {"secretName": cluster["metadata"]["name"], "defaultMode": 0o440}
+    (tmp_path / "auth_token").write_text("0123456789" * 4, encoding="utf-8")
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "auth_token")}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in variables.items():
+            patched.setenv(name, value)
+        read_authentication_again()
+        found = AuthenticationTokenLoader.instance().get_token_for_http_header()
+    read_authentication_again()
+    assert found == {"authorization": f"Bearer {'0123456789' * 4}"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -357,3 +389,48 @@ def test_nobody_but_those_who_are_named_gets_in(rendered: dict[str, list[Resourc
         expected.add(("a labelled pod", "aggregator", 8517))
     assert found == expected
     assert all(may_reach([], labels=labels, port=22, of_pod=None) for labels in inside.values())  # without policies
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_nothing_goes_out_but_where_it_must(rendered: dict[str, list[Resource]], name: str) -> None:
+    """Every kind of pod, and what it might connect to."""
+    resources = rendered[name]
+    policies = [each for each in resources if each["kind"] == "NetworkPolicy"]
+    inside = {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["metadata"]["labels"]
+        for resource in resources
+        for pod in pods(resource)
+    }
+    places: dict[str, dict[str, Any]] = {
+        "own": {"to_pod": {"app.kubernetes.io/instance": "fairpate", "app.kubernetes.io/component": "cluster-head"}},
+        "other": {"to_pod": {"app": "other"}},
+        "names": {"to_pod": {"k8s-app": "kube-dns"}, "in_namespace": "kube-system"},
+        "elsewhere": {"to_pod": {"app": "other"}, "in_namespace": "elsewhere"},
+        "outside": {"address": "203.0.113.5"},
+        "server": {"address": "10.30.0.1"},
+        "store": {"address": "10.40.0.7"},
+    }
+    ports = (22, 53, 443, 6379, 6443, 8265)
+    found = {
+        (part, place, port)
+        for part, labels in inside.items()
+        for place, other in places.items()
+        for port in ports
+        if may_send(policies, labels=labels, port=port, **other)
+    }
+    expected = {(part, "own", port) for part in inside for port in ports} | {(part, "names", 53) for part in inside}
+    if name != "training.yaml":
+        expected |= {(part, place, 6379) for part in inside for place in ("own", "other")}
+    if name == "everything.yaml":
+        expected |= {(part, "store", 443) for part in inside}
+    # Where the API server has no address of its own in the values, the heads reach every address.
+    servers = ["server"] if name == "everything.yaml" else ["outside", "server", "store"]
+    heads = [part for part in inside if part.endswith("-head")]
+    expected |= {(part, place, port) for part in heads for place in servers for port in (443, 6443)}
+    assert found == expected
+
+
+def test_egress_can_be_left_open() -> None:
+    made = render.render("--values", str(render.EXAMPLES / "everything.yaml"), "--set", "egress.restricted=false")
+    resources = [resource for resource in yaml.safe_load_all(made.stdout) if resource]
+    assert not any("Egress" in each["spec"].get("policyTypes", []) for each in resources)

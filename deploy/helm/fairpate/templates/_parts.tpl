@@ -55,6 +55,9 @@ resources:
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 - {name: RAY_enable_metrics_collection, value: "0"}
 - {name: XDG_CACHE_HOME, value: /tmp/cache}
+{{- if include "fairpate.hasTokenFile" . }}
+{{ include "fairpate.token.environment" . }}
+{{- end }}
 {{- end }}
 
 {{- define "fairpate.certificate.environment" -}}
@@ -66,8 +69,29 @@ resources:
 {{- end }}
 {{- end }}
 
+{{- /* Ray's token, as a file: KubeRay sets no variable that is there, and Ray reads the file where it is empty. KubeRay names the secret after the cluster; that of the student, whose name ends in chance, stays a variable. */ -}}
+{{- define "fairpate.token.environment" -}}
+- {name: RAY_AUTH_TOKEN, value: ""}
+- {name: RAY_AUTH_TOKEN_PATH, value: /token/auth_token}
+{{- end }}
+
+{{- define "fairpate.token.mount" -}}
+- {name: token, mountPath: /token, readOnly: true}
+{{- end }}
+
+{{- define "fairpate.token.volume" -}}
+- {name: token, secret: {secretName: {{ .root.Release.Name }}, defaultMode: 0440}}
+{{- end }}
+
+{{- define "fairpate.hasTokenFile" -}}
+{{- if hasPrefix "cluster-" .part }}yes{{ end }}
+{{- end }}
+
 {{- define "fairpate.mounts" -}}
 - {name: tmp, mountPath: /tmp}
+{{- if include "fairpate.hasTokenFile" . }}
+{{ include "fairpate.token.mount" . }}
+{{- end }}
 {{- if .root.Values.authoritySecret }}
 - {name: certificate, mountPath: /certificate, readOnly: true}
 {{- end }}
@@ -75,6 +99,9 @@ resources:
 
 {{- define "fairpate.volumes" -}}
 - {name: tmp, emptyDir: {}}
+{{- if include "fairpate.hasTokenFile" . }}
+{{ include "fairpate.token.volume" . }}
+{{- end }}
 {{- if .root.Values.authoritySecret }}
 - {name: authority, secret: {secretName: {{ .root.Values.authoritySecret }}, defaultMode: 0440}}
 - {name: certificate, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
