@@ -144,6 +144,8 @@ def _nested(path: str, values: dict[str, Any]) -> list[str]:
     """Command lines that a command passes on: what a job runs, what is run on the head."""
     if path == "ray job submit":
         return [shlex.join(values["entrypoint"])]
+    if path == "fairpate cluster submit":
+        return [shlex.join(["fairpate", values["command"], *values["words"]])]
     return [values["cmd"]] if path == "ray exec" else []
 
 

@@ -32,9 +32,10 @@ def test_readme_is_short() -> None:
 def test_the_page_on_clusters_shows_a_whole_life() -> None:
     text = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
     shown = [name for line in commands_in(text) for name in check(line)]
-    for name in ("get-auth-token", "up", "rsync-up", "dashboard", "job submit", "exec", "attach", "rsync-down", "down"):
+    for name in ("get-auth-token", "up", "rsync-up", "dashboard", "exec", "attach", "rsync-down", "down"):
         assert f"ray {name}" in shown
-    for name in ("run", "compare", "serve", "query"):
+    jobs = [f"cluster {name}" for name in ("submit", "jobs", "follow", "stop")]
+    for name in (*jobs, "run", "compare", "serve", "query"):
         assert f"fairpate {name}" in shown
 
 
@@ -47,6 +48,9 @@ def test_the_page_on_clusters_shows_a_whole_life() -> None:
         "ray job submit --adress http://localhost:8265 -- fairpate run",
         "ray job submit -- fairpate rum",
         "ray job submit -- fairpate run --workers 4",
+        "fairpate cluster submit run --workers 4",
+        "fairpate cluster submit --at http://localhost:8265 run",
+        "fairpate cluster follow",
         "ray exec cluster.yaml 'cd runs && fairpate serve runs/x --detached'",
         "RAY_ADDRESS=auto fairpate serve",
         "fairpate data lst | grep adult",

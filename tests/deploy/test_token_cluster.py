@@ -1,6 +1,7 @@
 """A real cluster of two nodes, started by the launcher's own commands: jobs with the token, and nothing without it."""
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -141,19 +144,81 @@ def wait_for_nodes(cluster: Cluster, count: int) -> None:
         time.sleep(0.5)
 
 
-def test_a_job_trains_on_the_workers_which_store_their_teachers_themselves(
+def submitting(cluster: Cluster, here: Path, *words: str) -> subprocess.Popen[str]:
+    """`fairpate cluster` in the folder ``here`` of a user's machine."""
+    command = [str(Path(sys.executable).parent / "fairpate"), "cluster", *words]
+    environment = cluster.environment | {"RAY_API_SERVER_ADDRESS": cluster.dashboard}
+    # A script's background jobs ignore SIGINT, and so would every process that they start.
+    fresh = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(  # noqa: S603
+        command,
+        cwd=here,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=fresh,
+    )
+
+
+def test_a_job_is_left_and_followed_and_what_it_publishes_is_fetched(
     cluster: Cluster, store: ObjectStore, tmp_path: Path
 ) -> None:
-    out = tmp_path / "run"
-    settings = (f"--set={value}" for value in (*SMALL, f"storage={store.uri('teachers')}"))
-    entrypoint = ["fairpate", "run", "--yes", "--out", str(out), *settings]  # so few teachers are not heard
-    options = ("--address", cluster.dashboard, "--working-dir", str(ROOT))
-    job = cluster.run("ray", "job", "submit", *options, "--", *entrypoint)
-    assert job.returncode == 0, job.stdout + job.stderr
-    assert "of 20 queries" in job.stdout
-    assert (out / "public" / "statement.json").is_file()
+    """It trains on the workers, which store their teachers themselves; its configuration is sent, its log is shown."""
+    out, here = tmp_path / "head" / "run", tmp_path / "here"
+    here.mkdir()
+    values = (value.split("=") for value in (*SMALL, f"storage={store.uri('teachers')}"))
+    (here / "mine.yaml").write_text("\n".join(f"{name}: {value}" for name, value in flat_yaml(values)), "utf-8")
+    words = ("run", "mine.yaml", "--yes", "--out", str(out))  # so few teachers are not heard
+    with submitting(cluster, here, "submit", *words) as left:
+        assert left.stdout is not None
+        line = next(line for line in left.stdout if line.startswith("teachers"))
+        left.send_signal(signal.SIGINT)
+        said = left.stdout.read()
+    assert left.returncode == 130, line + said
+    (name,) = set(re.findall(r"`fairpate cluster follow (\S+) --on", said))
+    with submitting(cluster, here, "follow", name) as followed:
+        assert followed.stdout is not None
+        told = followed.stdout.read()
+    assert followed.returncode == 0, told
+    assert "of 20 queries" in told
+    fetched = here / "runs" / "run"
+    assert (fetched / "public" / "statement.json").read_bytes() == (out / "public" / "statement.json").read_bytes()
+    assert {path.name for path in fetched.iterdir()} == {"public", "job.json"}
+    assert files_of(fetched / "public") == files_of(out / "public")
     assert len([name for name in store.objects if name.endswith(".safetensors")]) == 4
     assert not (out / "private" / "teachers").exists()
+
+
+def flat_yaml(values: Iterable[list[str]]) -> Iterator[tuple[str, str]]:
+    """Fields by dotted names as lines of YAML in flow style, one for each top-level section."""
+    sections: dict[str, Any] = {}
+    for dotted, value in values:
+        *parents, last = dotted.split(".")
+        section = sections
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = yaml.safe_load(value)
+    return ((name, json.dumps(value)) for name, value in sections.items())
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_job_whose_data_the_head_lacks_ends_with_the_exit_code_of_a_request_that_cannot_be_carried_out(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    words = ("run", "--data-dir", str(tmp_path / "nowhere"), "--out", str(tmp_path / "run"))
+    with submitting(cluster, tmp_path, "submit", *words) as refused:
+        assert refused.stdout is not None
+        said = refused.stdout.read()
+    assert refused.returncode == 2, said
+    assert f"error --data-dir: {tmp_path / 'nowhere'} is not on the head of the cluster; copy it there" in said
+    assert not (tmp_path / "run").exists()
+    with submitting(cluster, tmp_path, "jobs") as listed:
+        assert listed.stdout is not None
+        assert "FAILED" in listed.stdout.read()
 
 
 @pytest.mark.parametrize("token", [None, "0" * 64], ids=["without a token", "with another token"])

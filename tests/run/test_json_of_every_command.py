@@ -75,6 +75,10 @@ SUCCEEDS = {
     "tokens rotate": ["run", "bob"],
     "tokens revoke": ["run", "bob"],
     "cluster certificates": ["authority"],
+    "cluster submit": None,
+    "cluster follow": None,
+    "cluster jobs": None,
+    "cluster stop": None,
 }
 """Arguments with which a command succeeds; None: where its success is tested needs more (a service, a sweep, a
 publisher, minutes), and is in the file of its subject."""
