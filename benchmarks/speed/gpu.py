@@ -99,7 +99,12 @@ class Measured(CudaMemory):
             found = super().peak_bytes(compute)
         else:
             saved: list[int] = []
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
+
+            def keep(values: torch.Tensor) -> torch.Tensor:
+                saved.append(values.nbytes)
+                return values
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda values: values):
                 compute()
             found = sum(saved)
         self.peaks.append(found)
