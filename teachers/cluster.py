@@ -1,4 +1,5 @@
-"""A Ray cluster that this process joins: whether its head answers, and what is said when the head or a node is lost.
+"""A Ray cluster that this process joins or sends jobs to: whether its head answers, and what is said when the head or a
+node is lost.
 
 Ray waits for minutes at an address where nobody answers. A process whose head or own node is lost is ended by Ray
 (`_Exit`, without an exception): no Python code of that process could say why. So :func:`require_head` asks before Ray
@@ -20,9 +21,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from fairpate.types import UsageError
 from teachers.ensemble import PoolError
 
 _HEAD_LIMIT_S = 8.0
+_JOB_ANSWER_LIMIT_S = 4.0  # for a connection, and for each part of an answer
 # What a client of HTTP/2 says first, with empty settings; a server answers with its own settings (RFC 9113, 3.4).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _FRAME_BYTES, _KIND_AT, _SETTINGS = 9, 3, 4
@@ -139,6 +142,57 @@ def require_head(address: str) -> None:
             ) from error
         except ray.exceptions.RpcError as error:
             raise other from error
+
+
+def job_client(address: str) -> Any:
+    """Return Ray's client of the job server at ``address``, the URL of the dashboard of a cluster's head.
+
+    PoolError within ten seconds if no dashboard answers there, and from a later call of the client if the cluster
+    refuses its token. Authentication is Ray's own: RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token,
+    RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH. UsageError for what is not a URL of HTTP.
+    """
+    from ray.exceptions import AuthenticationError
+    from ray.job_submission import JobSubmissionClient
+
+    parts, named = urlsplit(address), f"--on {address}"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"{named}: not the address of a dashboard; give one such as http://127.0.0.1:8265, to which `ray "
+            "dashboard` forwards."
+        )
+
+    class Client(JobSubmissionClient):
+        def _do_request(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                # Ray's own client waits for ever.
+                return super()._do_request(*arguments, **{"timeout": _JOB_ANSWER_LIMIT_S} | options)
+            except AuthenticationError as error:
+                raise PoolError(
+                    f"{named}: the cluster refuses this process's token; set RAY_AUTH_MODE=token, with the cluster's "
+                    "token in ~/.ray/auth_token or RAY_AUTH_TOKEN."
+                ) from error
+
+    read_authentication_again()
+    variable = "RAY_API_SERVER_ADDRESS"  # which Ray's client prefers to the address that it is given
+    before = os.environ.get(variable)
+    os.environ[variable] = address
+    try:
+        return Client(address)
+    except PoolError:
+        raise
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        # Another program's answer: an error of HTTP, or not Ray's JSON.
+        is_other = not isinstance(error, OSError) or type(error).__name__ in ("HTTPError", "JSONDecodeError")
+        found = "what answers there is not the dashboard of a Ray cluster" if is_other else "nobody answers there"
+        raise PoolError(
+            f"{named}: {found}; start the cluster, forward its dashboard (`ray dashboard CLUSTER.yaml`), or correct "
+            "the address."
+        ) from error
+    finally:
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
 
 
 def _ray_certificates() -> ssl.SSLContext:

@@ -13,7 +13,6 @@ import base64
 import gzip
 import io
 import json
-import os
 import re
 import secrets
 import shlex
@@ -21,8 +20,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,10 +30,9 @@ from fairpate.config import ConfigError, apply_override, flattened, read_yaml
 from fairpate.files import PlaceError, check_output, make_folder, write_atomically
 from fairpate.terminal import is_for_program, say, terminal
 from fairpate.types import UsageError, UserError
+from teachers.cluster import job_client
+from teachers.ensemble import PoolError
 
-_ANSWER_LIMIT_S = 4.0
-"""Longest wait for a connection, and for each part of an answer: an address where nobody answers ends in ten seconds
-with the import of Ray."""
 _SILENCE_LIMIT_S = 60.0  # of a dashboard that has answered before
 _FIRST_LOOK_S, _RAREST_LOOK_S = 0.5, 3.0
 _FACTS = "fairpate"  # in the metadata of a job
@@ -168,50 +165,13 @@ def require_place(folder: Path) -> None:
 
 
 class Cluster:
-    """The job server at ``address``, the dashboard of a cluster's head; JobError within ten seconds if none answers
-    there.
-
-    Authentication is Ray's own: RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token, RAY_AUTH_TOKEN or
-    RAY_AUTH_TOKEN_PATH.
-    """
+    """The job server at ``address``, the dashboard of a cluster's head; errors as in
+    :func:`teachers.cluster.job_client`."""
 
     def __init__(self, address: str):
-        from ray.exceptions import AuthenticationError
-        from ray.job_submission import JobSubmissionClient
-
-        from teachers.cluster import read_authentication_again
-
-        class Client(JobSubmissionClient):
-            def _do_request(self, *arguments: Any, **options: Any) -> Any:
-                # Ray's own client waits for ever.
-                return super()._do_request(*arguments, **{"timeout": _ANSWER_LIMIT_S} | options)
-
         self.address = address if "://" in address else f"http://{address}"
+        self._client = job_client(self.address)
         parts = urlsplit(self.address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(
-                f"--on: {address} is not the address of a dashboard; give one such as http://127.0.0.1:8265, to which "
-                "`ray dashboard` forwards."
-            )
-        named = f"--on {address}"
-        remedy = "start the cluster, forward its dashboard (`ray dashboard CLUSTER.yaml`), or correct the address"
-        read_authentication_again()
-        try:
-            with _addressed(self.address):
-                self._client = Client(self.address)
-        except AuthenticationError as error:
-            raise JobError(
-                f"{named}: the cluster refuses this process's token; set RAY_AUTH_MODE=token, with the cluster's token "
-                "in ~/.ray/auth_token or RAY_AUTH_TOKEN."
-            ) from error
-        except OSError as error:
-            if type(error).__name__ in ("HTTPError", "JSONDecodeError"):
-                raise JobError(
-                    f"{named}: what answers there is not the dashboard of a Ray cluster; {remedy}."
-                ) from error
-            raise JobError(f"{named}: nobody answers there; {remedy}.") from error
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise JobError(f"{named}: what answers there is not the dashboard of a Ray cluster; {remedy}.") from error
         if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
             say(f"{self.address}: HTTP is not encrypted, and carries the token; forward the dashboard's port instead.")
 
@@ -239,6 +199,8 @@ class Cluster:
     def _submitted(self, **values: Any) -> str:
         try:
             return str(self._client.submit_job(**values))
+        except PoolError:
+            raise
         except (OSError, RuntimeError, ValueError) as error:
             raise JobError(f"{self.address}: the cluster does not take the job: {error}") from error
 
@@ -256,6 +218,8 @@ class Cluster:
         """Return what was submitted as ``job``. JobError for a job that this module did not submit."""
         try:
             metadata = self._client.get_job_info(job).metadata or {}
+        except PoolError:
+            raise
         except RuntimeError as error:
             raise JobError(f"{job}: no such job at {self.address}; `fairpate cluster jobs` lists them.") from error
         if _FACTS not in metadata:
@@ -265,8 +229,6 @@ class Cluster:
     def follow(self, job: str, show: Callable[[str], object]) -> tuple[int, str]:
         """Hand each line of a job's log to ``show`` until the job ends; return its exit code, and in words why it
         failed. JobError if the dashboard is silent for a minute."""
-        from ray.exceptions import RayError
-
         shown, pause_s, answered_s = 0, _FIRST_LOOK_S, time.monotonic()
         while True:
             try:
@@ -274,7 +236,7 @@ class Cluster:
                 info = self._client.get_job_info(job)
                 log = self._log(job)
                 answered_s = time.monotonic()
-            except (OSError, RuntimeError, RayError) as error:
+            except (OSError, RuntimeError) as error:
                 if time.monotonic() > answered_s + _SILENCE_LIMIT_S:
                     words = f"{self.address} does not answer any more; the job goes on: {self.come_back(job)}."
                     raise JobError(words) from error
@@ -359,21 +321,6 @@ def _unpacked(archive: bytes, names: Sequence[str], to: Path, record: Mapping[st
             if arrived.exists():
                 arrived.rename(place)
     return sorted(each.name for each in members if each.isfile())
-
-
-@contextmanager
-def _addressed(address: str) -> Iterator[None]:
-    """Have Ray's client use ``address``: it prefers the environment's to the one that it is given."""
-    name = "RAY_API_SERVER_ADDRESS"
-    before = os.environ.get(name)
-    os.environ[name] = address
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def followed(cluster: Cluster, job: str, told: Job) -> tuple[int, str, list[str]]:

@@ -125,8 +125,10 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def node(line: str, agent_port: int, environment: dict[str, str]) -> Iterator[None]:
-    """One node while the block lasts: `ray start` waits and takes its processes with it."""
-    command = f"exec env {line} --block --dashboard-agent-listen-port={agent_port}"
+    """One node while the block lasts: `ray start` waits and takes its processes with it. On a busy machine Ray gives up
+    on its own start after half a minute; it is started again."""
+    start = f"env {line} --block --dashboard-agent-listen-port={agent_port} & ray=$!; wait $ray"
+    command = f"trap 'kill $ray; wait $ray; exit' TERM; for try in 1 2 3 4; do {start}; done"
     process = subprocess.Popen(["bash", "-c", command], env=environment, stdout=subprocess.DEVNULL)  # noqa: S603, S607
     try:
         yield
