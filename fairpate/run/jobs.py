@@ -234,7 +234,8 @@ class Cluster:
             try:
                 # In this order: the log of a job that has ended is complete.
                 info = self._client.get_job_info(job)
-                log = self._log(job)
+                has_ended = info.status.is_terminal()
+                log = str(self._client.get_job_logs(job)) if has_ended else self._log(job)
                 answered_s = time.monotonic()
             except (OSError, RuntimeError) as error:
                 if time.monotonic() > answered_s + _SILENCE_LIMIT_S:
@@ -242,7 +243,6 @@ class Cluster:
                     raise JobError(words) from error
                 time.sleep(_RAREST_LOOK_S)
                 continue
-            has_ended = info.status.is_terminal()
             lines = log[shown:].splitlines(keepends=True)
             if lines and not has_ended and not lines[-1].endswith("\n"):
                 lines.pop()  # its rest is still to come
@@ -293,7 +293,7 @@ class Cluster:
             if isinstance(error, PlaceError):
                 raise
             raise JobError(
-                f"{told.out}: what the job published did not arrive complete; {self.come_back(job)}."
+                f"{told.out}: what the job published did not arrive complete ({error}); {self.come_back(job)}."
             ) from error
 
 

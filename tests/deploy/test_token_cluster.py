@@ -1,7 +1,6 @@
 """A real cluster of two nodes, started by the launcher's own commands: jobs with the token, and nothing without it."""
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -11,11 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -23,6 +21,7 @@ import yaml
 from object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, object_store
 
 from fairpate.cli import main
+from fairpate.config import apply_override
 from teachers.certificates import make_authority, variables
 
 ROOT = Path(__file__).parents[2]
@@ -169,8 +168,8 @@ def test_a_job_is_left_and_followed_and_what_it_publishes_is_fetched(
     """It trains on the workers, which store their teachers themselves; its configuration is sent, its log is shown."""
     out, here = tmp_path / "head" / "run", tmp_path / "here"
     here.mkdir()
-    values = (value.split("=") for value in (*SMALL, f"storage={store.uri('teachers')}"))
-    (here / "mine.yaml").write_text("\n".join(f"{name}: {value}" for name, value in flat_yaml(values)), "utf-8")
+    values = apply_override({}, *SMALL, ("storage", store.uri("teachers")))
+    (here / "mine.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     words = ("run", "mine.yaml", "--yes", "--out", str(out))  # so few teachers are not heard
     with submitting(cluster, here, "submit", *words) as left:
         assert left.stdout is not None
@@ -190,18 +189,6 @@ def test_a_job_is_left_and_followed_and_what_it_publishes_is_fetched(
     assert files_of(fetched / "public") == files_of(out / "public")
     assert len([name for name in store.objects if name.endswith(".safetensors")]) == 4
     assert not (out / "private" / "teachers").exists()
-
-
-def flat_yaml(values: Iterable[list[str]]) -> Iterator[tuple[str, str]]:
-    """Fields by dotted names as lines of YAML in flow style, one for each top-level section."""
-    sections: dict[str, Any] = {}
-    for dotted, value in values:
-        *parents, last = dotted.split(".")
-        section = sections
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[last] = yaml.safe_load(value)
-    return ((name, json.dumps(value)) for name, value in sections.items())
 
 
 def files_of(folder: Path) -> set[str]:
