@@ -273,21 +273,21 @@ class Cluster:
         """Copy what ``told``, the finished job ``job``, publishes to its folder on this machine; return the names of
         the files, none if nothing is published. JobError if they do not arrive complete."""
         assert told.out is not None
-        names, mark = _PUBLIC[told.command], secrets.token_hex(16)
+        names, mark = _PUBLIC[told.command], secrets.token_hex(8)
         listed = f"$(ls -d {shlex.join(names)} 2>/dev/null)"
+        # Each line is marked and written at once, because Ray writes to the same log.
         packer = self._submitted(
-            entrypoint=f'cd {shlex.quote(told.out)} && echo {mark} && test -n "{listed}" && '
-            f"tar --create --gzip {listed} | base64 && echo {mark}",
+            entrypoint=f'cd {shlex.quote(told.out)} && echo {mark}: && test -n "{listed}" && '
+            f"tar --create --gzip {listed} | base64 | sed -u 's/^/{mark}:/'",
             metadata={},
         )
         lines: list[str] = []
         self.follow(packer, lines.append)
-        marks = [number for number, line in enumerate(lines) if line == mark]
-        if len(marks) == 1:
+        marked = [line.removeprefix(f"{mark}:") for line in lines if line.startswith(f"{mark}:")]
+        if marked == [""]:
             return []
         try:
-            first, last = marks
-            packed = base64.b64decode("".join(lines[first + 1 : last]), validate=True)
+            packed = base64.b64decode("".join(marked), validate=True)
             return _unpacked(gzip.decompress(packed), names, Path(told.to), {"job": job, "address": self.address})
         except (ValueError, OSError, EOFError, tarfile.TarError) as error:
             if isinstance(error, PlaceError):

@@ -31,6 +31,8 @@ SMALL = (
     "teachers.block_size=2",
     "teachers.fit.epochs=1",
     "aggregator.num_queries=20",
+    "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
+    "target.epsilon=null",
     "student.fit.epochs=1",
 )
 AWS_VARIABLES = {
@@ -170,7 +172,7 @@ def test_a_job_is_left_and_followed_and_what_it_publishes_is_fetched(
     here.mkdir()
     values = apply_override({}, *SMALL, ("storage", store.uri("teachers")))
     (here / "mine.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    words = ("run", "mine.yaml", "--yes", "--out", str(out))  # so few teachers are not heard
+    words = ("run", "mine.yaml", "--yes", "--out", str(out))
     with submitting(cluster, here, "submit", *words) as left:
         assert left.stdout is not None
         line = next(line for line in left.stdout if line.startswith("teachers"))
