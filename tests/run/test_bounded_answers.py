@@ -165,11 +165,11 @@ def test_every_page_says_what_is_guaranteed_and_of_whom(private: RunDirectory) -
         assert said in text
         assert "It speaks of the population from which about" in text
         # Its accuracy is that of all predictions.
-        assert "before it refuses any" in text
+        assert "before it refuses any" in text.lower()
         assert "Answers everything" not in text
     row, line = read_json(private.record), read_claims(private).line
     assert f"{100 * row['accuracy']:.3g} % of its answers are right, on {100 * row['coverage']:.3g} % of" in line
-    assert "; before it refuses any, " in line
+    assert ". Before it refuses any: " in line
     # No gap among its answers is known, so it is not called fair.
     assert not line.startswith("Private and fair")
     fairness = read_claims(private).figures[1]
@@ -265,7 +265,7 @@ def test_behind_idp3_thresholds_are_by_group_and_predicted_label(clinic: Dataset
     assert row["disparity"] == orders["final_gap"]["mean"]
     verdict = verify_bundle(write_bundle(done.root, tmp_path / "bundle.zip")[0])
     assert verdict.holds, verdict.differs
-    assert "; before it refuses any, " in read_claims(done).line
+    assert ". Before it refuses any: " in read_claims(done).line
     exact = run(tmp_path / "exact", replace(clinic, parts=""), idp3)
     metrics = read_json(exact.metrics)
     confident = load_student(exact.student).card.answers
