@@ -679,7 +679,7 @@ def dossier(
         out: The .json file to write; default: in the run directory.
         key: File of `fairpate site key`, to sign with.
     """
-    from fairpate.run.bundle import FORMS, make_dossier
+    from fairpate.run.dossier import FORMS, make_dossier
     from fairpate.sites.plan import key_text, read_key
 
     if form not in FORMS:
@@ -714,7 +714,7 @@ def verify(
 
     # A bundle is a zip file or a folder, a dossier JSON.
     if path.suffix == ".json":
-        from fairpate.run.bundle import verify_dossier
+        from fairpate.run.dossier import verify_dossier
         from fairpate.sites.plan import public_keys
 
         if head is not None:

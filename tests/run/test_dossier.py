@@ -15,7 +15,7 @@ from small_runs import copied, read_json
 
 from fairpate.pages import least_wrong, most_detected
 from fairpate.releases.directory import RunDirectory, RunDirectoryError
-from fairpate.run.bundle import FORMS, DossierError, dossier_lines, dossier_values, make_dossier, verify_dossier
+from fairpate.run.dossier import FORMS, DossierError, dossier_lines, dossier_values, make_dossier, verify_dossier
 from fairpate.sites.plan import key_text, new_key
 
 pytestmark = pytest.mark.usefixtures("light_runs")
