@@ -114,7 +114,7 @@ def declare_data(
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
         if table is not None and table.suffix in (".yaml", ".yml"):
             raise ConfigError(f"{name}: {table} is a declaration or a configuration; give the table of records itself.")
-    from fairpate.data.registry import draft_declaration, open_questions
+    from fairpate.data.draft import draft_declaration, open_questions
 
     with waiting("data"):
         folder = Path.cwd() if output is None else output.parent
@@ -153,7 +153,7 @@ def check_data(
         name: A declaration (.yaml).
     """
     from fairpate.cli.summaries import check_table
-    from fairpate.data.registry import check_declaration, open_questions
+    from fairpate.data.draft import check_declaration, open_questions
 
     with waiting("data"):
         found = check_declaration(base.data_config(name, options, data_dir))

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from fairpate.config import ConfigError, Section, read_yaml
 from fairpate.data import REGISTRY, DatasetDescription
-from fairpate.data.registry import Check
+from fairpate.data.draft import Check
 from fairpate.files import PlaceError, check_output
 from fairpate.methods.base import COUNTS, FITTED, find_method, looks_of, method_names
 from fairpate.pages import counted, epsilon_text

@@ -37,8 +37,8 @@ from rich.text import Text
 
 from fairpate import __version__
 from fairpate.config import fair_rule, nearest
+from fairpate.data.draft import layout_of
 from fairpate.data.given import as_table
-from fairpate.data.registry import layout_of
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render

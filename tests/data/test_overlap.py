@@ -17,8 +17,8 @@ from rich.console import Console
 from fairpate import FairClassifier, FairSearchCV, Reporter, configured, load_data, run_method
 from fairpate.config import DataConfig
 from fairpate.data import DataError
+from fairpate.data.draft import check_declaration
 from fairpate.data.overlap import _more_than_chance, doubts, doubts_of, equal_by_copy, require_no_copy
-from fairpate.data.registry import check_declaration
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fairpate.data import load_data
 from fairpate.data.declaration import read_declaration
-from fairpate.data.registry import outwards
+from fairpate.data.draft import outwards
 from fairpate.pages import delta_caution
 from fairpate.releases.odometer import Odometer
 from fairpate.types import REMARKS
