@@ -25,7 +25,7 @@ from fairpate.fairness.rates import PopulationEstimate
 from fairpate.methods.base import configured
 from fairpate.releases.directory import read_json
 from fairpate.report.metrics import GAPS
-from fairpate.report.records import PrivatePopulation
+from fairpate.report.population import PrivatePopulation
 from fairpate.run.folder import read_student
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from fairpate.nn.private_fit import PrivateRandomness
     from fairpate.privacy.audit import Shadows
-    from fairpate.report.records import PrivatePopulation
+    from fairpate.report.population import PrivatePopulation
     from student.student import Student
     from teachers.ensemble import BlockPool, Ensemble
 

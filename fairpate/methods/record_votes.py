@@ -67,7 +67,7 @@ from fairpate.privacy.audit import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.arrays import ReleasedArrays
-from fairpate.report.records import PrivatePopulation, private_population
+from fairpate.report.population import PrivatePopulation, private_population
 from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, stream_seed
 
 if TYPE_CHECKING:

@@ -4,26 +4,10 @@ The numbers are outside every privacy guarantee unless the evaluated records are
 private release (:mod:`fairpate.run.private_metrics`), as ``Evaluation.metrics`` says. An undefined number, or one from
 too few records, is NaN in Python, null in JSON and never 0.
 
-*Small cells.* A cell is a group, or the records of a group with one true label, with one prediction, with both, or with
-a right, a wrong or a refused prediction; its size counts records, or persons if the data set names them. A cell with at
-least 1 and fewer than ``least`` is small, and no number may reveal it. All groups together are no cell: their totals
-are shown unless a cell follows from them. A small group is left out of everything: of gaps, of totals, and of the
-records that other groups are compared with. The total number of test records may be public (``data.num_test``), so
-every small group leaves out exactly ``least``: its own and the last ones of the largest group. The number left out then
-reveals nothing, even if two groups are small. Two published evaluations of the same records also reveal their
-difference, so the records that only one of them includes must not form a small cell either.
-
-Of the other groups, numbers are hidden group by group (:func:`_hidden_numbers`): first those that count a small cell,
-then more, the least informative first, until no small cell follows from the rest. A cell follows if its size is known
-to lie in a range narrower than three tenths of ``least`` (six tenths for a cell by label, or of right or wrong ones):
-the range over all tables of numbers from 0 on that agree with what is shown, which linear
-programs find. Hidden of a group are its confusion table,
-then the right predictions of each class, then accuracy or rates of predictions. A gap compares the groups of which the
-numbers that it needs are shown, and names the others as left out; the ends of its interval are drawn from these numbers
-alone. Evaluations of other models on the same records may be published too. So counts by true label are hidden by the
-labels alone, in each evaluation alike, and all others count as known, unless so few predictions are wrong that rates of
-predictions or the accuracy of all would have to be hidden for this reason alone: then only what the evaluation itself
-shows counts. All words, such as which groups are underserved, are computed from the numbers that are shown.
+Small groups are left out of everything, and numbers from which a small cell follows are hidden
+(:mod:`fairpate.report.small_cells`). A gap compares the groups of which the numbers that it needs are shown, and names
+the others as left out; the ends of its interval are drawn from these numbers alone. All words, such as which groups are
+underserved, are computed from the numbers that are shown.
 
 *Degenerate models.* A model may have small gaps only because it answers almost nobody, predicts one class for nearly
 everyone or nearly all of a group, or is right no more often than always predicting the most common class. The
@@ -31,12 +15,7 @@ thresholds are ours. A class with at least the share ``NEARLY_ALL`` of the predi
 labels outside the most common class are at least twice as frequent as predictions outside this class. Answering less
 than a share ``HARDLY_ANY`` counts as answering nobody, and groups of fewer than ``LEAST_RECORDS`` are not judged.
 
-*Reject option.* IDP3 (FairPATE, Algorithm 2) answers or refuses each prediction depending on earlier answers, so its
-numbers belong to one order of the records. Here the same predictions pass a fresh gate in several random orders, and in
-each bootstrap replicate.
-
-Shapes: N records, G groups, C classes, Y true labels, R bootstrap replicates, A states of the gate in one order of the
-records (before its first answer and after each answer).
+Shapes: N records, G groups, C classes, Y true labels, R bootstrap replicates.
 """
 
 from __future__ import annotations
@@ -49,17 +28,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from fairpate.fairness import rates
-from fairpate.fairness.gate import filter_stream, filter_streams
 from fairpate.fairness.rates import NOTIONS
+from fairpate.report.reject_option import resampled_reject_option
+from fairpate.report.small_cells import BoolArray, HiddenNumbers, few_refused, hidden_numbers, shown_records
 from fairpate.types import FairRule, FloatArray, GateRule, MetricsKind, NotionName, restored, strict
 
 if TYPE_CHECKING:
     from fairpate.types import RunRecord
 
-BoolArray = npt.NDArray[np.bool_]
 _Array = npt.NDArray[Any]
 
 LEAST_RECORDS = 10
@@ -69,8 +47,6 @@ LEAST_OTHERS = 3
 LEAST_ANSWERED = 0.5
 _CHANCE = 2.0  # standard deviations
 _ROUNDING = 1e-9
-_LEAST_RANGE = 0.3  # of the least size: of ten, four sizes
-_SLACK = 1e-6  # records, in linear programs
 
 OTHER_READINGS: Mapping[str, rates.Metric] = {
     "dp_pairwise": rates.dp_pairwise,
@@ -433,7 +409,7 @@ def evaluate(
             groups, answered & ~apart, least=least_cell, num_groups=len(group_names), persons_N=persons_N
         )
     refused_N = refused_N & with_refusals.kept_N
-    refused_G = _few_refused(groups, refused_N, with_refusals, units_N, least_cell if hides_predictions else 1)
+    refused_G = few_refused(groups, refused_N, with_refusals, units_N, least_cell if hides_predictions else 1)
     if apart is not None:
         # The evaluation with refusals hides how many these are: with the groups' sizes here it would follow.
         shown = replace(shown, small_G=shown.small_G | refused_G, kept_N=shown.kept_N & ~refused_G[groups])
@@ -443,7 +419,7 @@ def evaluate(
     joint_GYC = rates.joint_table(predicted, **records)
     # The difference of two evaluations is public as well.
     parts = [answered[kept]] if apart is None else [answered[kept] & of for of in (True, apart[kept], ~apart[kept])]
-    hidden = _hidden_numbers(
+    hidden = hidden_numbers(
         predicted,
         records,
         units_N[kept],
@@ -548,7 +524,7 @@ def _drawn_apart(
     predictions_N: npt.NDArray[Any],
     records: Mapping[str, Any],
     drawn: Mapping[str, Any],
-    hidden: _Hidden,
+    hidden: HiddenNumbers,
     num_replicates: int,
 ) -> dict[str, FloatArray]:
     """Return bootstrap replicates (R, G, Y, C) for each fairness gap, for an evaluation that hides some numbers. The
@@ -749,329 +725,7 @@ def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], c
     return f"{event}: {group_names[cell.group]}{against}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """The records ``kept_N`` (a mask) that public numbers may describe without revealing the size of a small group.
-    They exclude the groups ``small_G`` (a mask)."""
-
-    kept_N: BoolArray
-    small_G: BoolArray
-
-
-def shown_records(
-    groups_N: _Array,
-    answered_N: BoolArray,
-    *,
-    least: int,
-    num_groups: int,
-    persons_N: npt.ArrayLike | None = None,
-    apart_N: BoolArray | None = None,
-) -> Shown:
-    """Choose which of the answered records (mask ``answered_N``) public numbers may describe, so that no number reveals
-    the size of a small group.
-
-    ``least``: a cell of fewer records, or persons, is small. ``apart_N`` marks records that another published
-    evaluation of the same records leaves out.
-    """
-    units_N = np.arange(len(groups_N)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
-    published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
-
-    def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
-        """Return a mask of the cells with too few records (or persons) in any of the sets of records in ``of``, which
-        are given as masks. ``cells_N``: the index of each record's cell."""
-        found = np.zeros(num_cells, np.bool_)
-        for part in of:
-            # Each unit once per cell: a person with ten records in a cell is one.
-            pairs = np.unique(cells_N[part] * (units_N.max(initial=0) + 1) + units_N[part])
-            size = np.bincount(pairs // (units_N.max(initial=0) + 1), minlength=num_cells)
-            found |= (size > 0) & (size < least)
-        return found
-
-    # Sizes over all records decide, so that the same records are left out for every model that is measured on them.
-    small_G = small(groups_N, num_groups, [np.ones(len(groups_N), dtype=np.bool_)])
-    kept_N = ~small_G[groups_N]
-    while kept_N.any() and (lacking := least * int(small_G.sum()) - len(np.unique(units_N[~kept_N]))) > 0:
-        largest = np.bincount(groups_N[kept_N]).argmax()
-        # The last records of the largest group fill up the number; the choice depends on no prediction.
-        last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
-        fewer_N = kept_N & ~np.isin(units_N, last)
-        became_small_G = small(groups_N, num_groups, [fewer_N])
-        # An empty cell is not small, but a group that was emptied has to be left out all the same.
-        became_small_G[largest] |= not fewer_N[groups_N == largest].any()
-        if not became_small_G.any():
-            kept_N = fewer_N
-            break
-        # A group that became small leaves out `least` of its own, and the filling begins again.
-        small_G = small_G | became_small_G
-        kept_N = ~small_G[groups_N]
-    # Last, because it may differ between models: a group of enough records may have too few answers.
-    small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
-    kept_N &= ~small_G[groups_N]
-    return Shown(kept_N=kept_N, small_G=small_G)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Hidden:
-    """The numbers of shown groups that are not published, since a small cell could be computed from them.
-
-    Masks of groups (G,): ``table_G``, whose counts by label and prediction are hidden; ``found_G``, whose right
-    predictions of each class are; ``right_G``, whose right predictions are; ``predicted_G``, whose counts by prediction
-    are; ``label_G``, whose counts by true label are. Each is part of those before it. Whether numbers of all groups
-    together are hidden: ``labels``, by true label; ``errors``, by prediction, and right ones of each class;
-    ``accuracy``, the right predictions.
-    """
-
-    table_G: BoolArray
-    found_G: BoolArray
-    right_G: BoolArray
-    predicted_G: BoolArray
-    label_G: BoolArray
-    labels: bool = False
-    errors: bool = False
-    accuracy: bool = False
-
-    def of(self, name: str) -> BoolArray:
-        """Return the mask of the groups that the fairness gap ``name`` has to leave out."""
-        needs = {"eo_full": self.table_G, "eo_lowy": self.found_G, "equal_opportunity": self.found_G}
-        return needs.get(name, self.right_G if name == "accuracy_parity" else self.predicted_G)
-
-    @property
-    def is_ordered(self) -> bool:
-        """True if no mask has a group that a mask which it is part of lacks."""
-        parts = self.right_G | self.predicted_G | self.label_G
-        return bool((self.found_G >= parts).all() and (self.table_G >= self.found_G).all())
-
-
-def _is_small(sizes: FloatArray, least: int) -> BoolArray:
-    # Sums of probabilities are not quite whole.
-    is_small: BoolArray = (sizes > _ROUNDING) & (sizes < least - _ROUNDING) & (least > 1)
-    return is_small
-
-
-def _unit_counts(mass_NK: FloatArray, cells_N: _Array, num_cells: int, units_N: _Array) -> FloatArray:
-    """Return how many units (records or persons) have records in each cell, for each of K outcomes (num_cells, K). A
-    record has an outcome with the probability ``mass_NK``; a unit with several records in a cell counts at most
-    once."""
-    pairs, pair_N = np.unique(cells_N * (units_N.max(initial=0) + 1) + units_N, return_inverse=True)
-    found = np.zeros((num_cells, mass_NK.shape[1]))
-    for k, mass_N in enumerate(mass_NK.T):
-        of_pair = np.minimum(np.bincount(pair_N, weights=mass_N, minlength=len(pairs)), 1.0)
-        cell = pairs // (units_N.max(initial=0) + 1)
-        found[:, k] = np.bincount(cell, weights=of_pair, minlength=num_cells)
-    return found
-
-
-_MOST_CELLS = 1000
-"""The most cells by group, label and prediction for which linear programs decide what follows."""
-
-
-def _hidden_numbers(
-    predictions_N: _Array,
-    records: Mapping[str, Any],
-    units_N: _Array,
-    parts: Sequence[BoolArray],
-    least: int,
-    least_predicted: int,
-    *,
-    labels_together: bool,
-) -> _Hidden:
-    """Choose what is not published of the shown records, so that no small cell follows from what is.
-
-    ``records`` are the arguments of :func:`rates.joint_table`, ``parts`` marks of records whose counts are public, each
-    by itself; ``least_predicted`` is the size that cells by prediction need, and ``least`` that of cells by label.
-    """
-    num_groups, num_classes = records["num_groups"], records["num_classes"]
-    groups_N, labels_N = records["groups_N"], records["labels_N"]
-    tables, of_labels, cells = list[FloatArray](), list[list[_Cell]](), list[list[_Cell]]()
-    few = dict.fromkeys(("label_G", "table_G", "found_G", "predicted_G", "right_G"), np.zeros(num_groups, np.bool_))
-    for part_N in parts:
-        groups, labels, units = groups_N[part_N], labels_N[part_N], units_N[part_N]
-        predicted = predictions_N[part_N]
-        mass_NC = np.eye(num_classes)[predicted.astype(np.int64)] if predicted.ndim == 1 else predicted
-        label_NC = np.eye(num_classes)[labels]
-        right_NC = mass_NC * label_NC
-        right_N = right_NC.sum(axis=1)
-        tables.append(rates.joint_table(predictions_N, **{**records, "answered_N": part_N}))
-
-        both = _unit_counts(mass_NC, groups * num_classes + labels, num_groups * num_classes, units)
-        small_of = {"table_G": _is_small(both.reshape(num_groups, -1), least_predicted)}
-        for name, mass_NK in {
-            "label_G": label_NC,
-            # Of each class, the records that are missed and those taken for it.
-            "found_G": np.concatenate([label_NC - right_NC, mass_NC - right_NC], axis=1),
-            "predicted_G": mass_NC,
-            "right_G": np.stack([1 - right_N, right_N], axis=1),
-        }.items():
-            size = least if name == "label_G" else least_predicted
-            small_of[name] = _is_small(_unit_counts(mass_NK, groups, num_groups, units), size)
-        missed_GC, mistaken_GC = np.split(small_of["found_G"], 2, axis=1)
-        few = {name: few[name] | small_GK.any(axis=1) for name, small_GK in small_of.items()}
-        right_YC, all_YC = np.eye(num_classes) == 1, np.ones((num_classes, num_classes)) == 1
-        of_labels.append([(z, all_YC & right_YC[:, [y]]) for z, y in np.argwhere(small_of["label_G"])])
-        cells.append(
-            [
-                *((z, all_YC & right_YC[k]) for z, k in np.argwhere(small_of["predicted_G"])),
-                *((z, right_YC == bool(right)) for z, right in np.argwhere(small_of["right_G"])),
-                *of_labels[-1],
-                *((z, all_YC & right_YC[:, [c]] & ~right_YC) for z, c in np.argwhere(missed_GC)),
-                *((z, all_YC & right_YC[c] & ~right_YC) for z, c in np.argwhere(mistaken_GC)),
-                *(
-                    (z, np.arange(num_classes**2).reshape(num_classes, -1) == cell)
-                    for z, cell in np.argwhere(small_of["table_G"])
-                ),
-            ]
-        )
-    size_G = tables[0].sum(axis=(1, 2))
-    present_G, nobody_G = size_G > 0, np.zeros(num_groups, np.bool_)
-
-    def grown(mask_G: BoolArray) -> Iterator[BoolArray]:
-        """Yield ``mask_G``, then with one more group each time, smaller ones first, up to all groups."""
-        yield mask_G
-        for z in np.argsort(size_G, kind="stable"):
-            if present_G[z] and not mask_G[z]:
-                mask_G = mask_G | (np.arange(num_groups) == z)
-                yield mask_G
-
-    def is_safe(tried: _Hidden, of: Sequence[list[_Cell]]) -> bool:
-        for table, each in zip(tables, of, strict=True):
-            if (place := _following(table, each, tried, least)) is not None:
-                # Next time first: a cell often still follows when one number more is hidden.
-                each.insert(0, each.pop(place))
-                return False
-        return True
-
-    # Labels first, and from labels alone: any model that is measured on these records may show the others.
-    every: dict[str, Any] = dict.fromkeys(("table_G", "found_G", "right_G", "predicted_G"), ~nobody_G)
-    hidden = _Hidden(**every, label_G=nobody_G, errors=True, accuracy=True)
-    if labels_together and few["label_G"].any():
-        few["label_G"] = present_G
-    for label_G in grown(few["label_G"]):
-        hidden = replace(hidden, label_G=label_G)
-        if is_safe(hidden, of_labels):
-            break
-    else:
-        hidden = replace(hidden, labels=True)
-
-    # Then what depends on the model.
-    few["found_G"] = few["found_G"] | few["right_G"] | few["predicted_G"] | hidden.label_G
-    few["table_G"] = few["table_G"] | few["found_G"]
-    first: dict[str, Any] = {name: few[name] for name in every} | {"errors": False, "accuracy": False}
-    all_hidden: dict[str, Any] = dict.fromkeys(every, present_G) | {"errors": True, "accuracy": True}
-    hidden = replace(hidden, **first)
-    first["label_G"], all_hidden["label_G"] = hidden.label_G, present_G
-    steps = ["table_G", "found_G", "right_G", "errors", "label_G"]
-    steps += ["predicted_G", "accuracy"] if least_predicted > 1 else ["accuracy"]
-    if tables[0].size > _MOST_CELLS and any(cells):
-        # What is left of so many cells has room enough.
-        kept = [name for name in ("predicted_G",) if not few[name].any()]
-        kept += ["accuracy"] if present_G.sum() > 1 or not few["right_G"].any() else []
-        of_all: dict[str, Any] = {name: value for name, value in all_hidden.items() if name not in kept}
-        return replace(hidden, **of_all)
-    # The least informative numbers go first, and come back one by one where others suffice.
-    done = list[str]()
-    for step in steps:
-        if np.array_equal(first[step], all_hidden[step]):
-            continue
-        if is_safe(hidden, cells):
-            break
-        hidden = replace(hidden, **{step: all_hidden[step]})
-        done.append(step)
-    for step in reversed(done[:-1]):
-        for value in grown(first[step]) if step.endswith("_G") else [False]:
-            change: dict[str, Any] = {step: value}
-            tried = replace(hidden, **change)
-            if np.array_equal(value, all_hidden[step]):
-                break
-            if tried.is_ordered and is_safe(tried, cells):
-                hidden = tried
-                break
-    return hidden
-
-
-_Cell = tuple[int, BoolArray]
-"""A group, and which of its counts by label and prediction (Y, C) are in the cell."""
-
-
-def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: _Hidden, least: int) -> int | None:
-    """Return the place of a cell whose size is known to lie in a range narrower than ``_LEAST_RANGE`` times ``least``
-    (twice as much for a cell by label, or of right or wrong ones), given all numbers of the table that are not
-    ``hidden``; None if there is none. The first cell is tried first.
-
-    The range is that of all tables of numbers from 0 on, whole or not, that agree with the numbers shown: two linear
-    programs.
-    """
-    if not cells:
-        return None
-    at = np.flatnonzero(hidden.table_G & (table_GYC.sum(axis=(1, 2)) > 0))
-    unknown_GYC = table_GYC[at]
-    z, y, k = np.indices(unknown_GYC.shape).reshape(3, -1)
-    is_right, classes = y == k, range(table_GYC.shape[2])
-    known = []
-    for place, group in enumerate(at.tolist()):
-        here = z == place
-        known.append(here)
-        known += [] if hidden.predicted_G[group] else [here & (k == each) for each in classes]
-        known += [] if hidden.label_G[group] else [here & (y == each) for each in classes]
-        known += [] if hidden.right_G[group] else [here & is_right]
-        known += [] if hidden.found_G[group] else [here & is_right & (y == each) for each in classes]
-    # An error rate is of the records with a label, or with a prediction.
-    known += [] if hidden.labels and hidden.errors else [y == each for each in classes]
-    known += [] if hidden.accuracy else [is_right]
-    if not hidden.errors:
-        known += [k == each for each in classes]
-        known += [is_right & (y == each) for each in classes]
-    rows = np.array(known, np.float64)
-    values = rows @ unknown_GYC.ravel()
-    constraint = scipy.optimize.LinearConstraint(scipy.sparse.csc_array(rows), values - _SLACK, values + _SLACK)
-    cells_K = np.zeros((len(cells), *table_GYC.shape))
-    for mask_GYC, (of_group, counts_YC) in zip(cells_K, cells, strict=True):
-        mask_GYC[of_group] = counts_YC
-    cells_K = cells_K[:, at].reshape(len(cells), -1)
-    # Every solution shows possible sizes of all cells, so that few cells need programs of their own.
-    low_K = cells_K @ unknown_GYC.ravel()
-    high_K = low_K.copy()
-    # One error more of each kind changes the wrong ones by two, and, where accuracies are known, those with a label.
-    right_YC = np.eye(len(classes)) == 1
-    of_two = (each.all(axis=1).any() or (each == right_YC).all() or (each != right_YC).all() for _, each in cells)
-    steps_K = np.where(list(of_two), 2, 1)
-    enough_K = steps_K * _LEAST_RANGE * least - 2 * _SLACK * len(rows)
-
-    def solve(costs: FloatArray) -> None:
-        nonlocal low_K, high_K
-        found = scipy.optimize.milp(costs, constraints=constraint, bounds=scipy.optimize.Bounds(0))
-        if found.success:
-            low_K, high_K = np.minimum(low_K, cells_K @ found.x), np.maximum(high_K, cells_K @ found.x)
-
-    def is_narrow(place: int) -> bool:
-        for sign in (1, -1):
-            if high_K[place] - low_K[place] < enough_K[place]:
-                solve(sign * cells_K[place])
-        return bool(high_K[place] - low_K[place] < enough_K[place])
-
-    if is_narrow(0):
-        return 0
-    # Corners in random directions of the cells that are open, while they show something new.
-    generator, before = np.random.default_rng(0), len(cells) + 1
-    while 4 < (open_K := high_K - low_K < enough_K).sum() < before:
-        before = int(open_K.sum())
-        for _ in range(4):
-            solve(generator.normal(size=before) @ cells_K[open_K])
-    return next((place for place in np.argsort(high_K - low_K).tolist() if is_narrow(place)), None)
-
-
-def _few_refused(groups_N: _Array, refused_N: BoolArray, shown: Shown, units_N: _Array, least: int) -> BoolArray:
-    """Return a mask of the groups (G,) whose number of refused records must not be shown: those with few, and never one
-    alone, whose number the total would give."""
-    num_groups, groups = len(shown.small_G), groups_N[refused_N]
-    size_G = _unit_counts(np.ones((len(groups), 1)), groups, num_groups, units_N[refused_N])[:, 0]
-    hidden_G = _is_small(size_G, least)
-    others = np.setdiff1d(np.unique(groups_N[shown.kept_N]), np.flatnonzero(hidden_G))
-    if hidden_G.sum() == 1 and len(others):
-        hidden_G[others[size_G[others].argmin()]] = True
-    return hidden_G
-
-
-def _without_small_cells(measured: Evaluation, small_G: BoolArray, hidden: _Hidden) -> Evaluation:
+def _without_small_cells(measured: Evaluation, small_G: BoolArray, hidden: HiddenNumbers) -> Evaluation:
     """Return ``measured`` without the numbers of small groups (mask ``small_G``) and those that ``hidden`` names."""
     tables, perfect_gap = list(measured.confusion_GYC), measured.perfect_gap
     if hidden.table_G.any():
@@ -1137,195 +791,3 @@ class GroupsTold:
             named = [name + (counted if self.num_runs > 1 else "") for name, counted in several]
             sentences += [f"{words}: {', '.join(named)}."] if named else []
         return tuple(sentences)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderResult:
-    """The results of a reject option (IDP3) for one order of the records. Its gaps are the demographic-parity gaps
-    ``dp_one_vs_rest`` over the records answered so far.
-
-    ``final_gap`` is the gap after the last answer; it is NaN if a group has answers, or a prediction, but too few to be
-    shown. So is ``coverage_G`` if too few of a group are answered or refused, and ``accuracy`` for almost no error.
-    ``max_gap_from`` is the number of answers after which every group with records has got at least ``rule.min_count``
-    answers, and enough answers to be shown. ``max_gap`` is the largest gap from there on. Both are undefined (None and
-    NaN) if a group never gets that number of answers, or if there is only one group.
-    """
-
-    accuracy: float
-    coverage: float
-    coverage_G: tuple[float, ...]
-    final_gap: float
-    max_gap: float
-    max_gap_from: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """The mean, least and greatest value of a metric over several orders of the records; NaN if the metric is undefined
-    for every order.
-
-    ``n_undefined``: the number of orders for which the metric is undefined; they are left out.
-    """
-
-    mean: float
-    low: float
-    high: float
-    n_undefined: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RejectOptionSpread:
-    """The results of a reject option (IDP3) for several orders of the same ``num_records`` records, and their spread
-    over these orders.
-
-    ``answers_needed``: the number of answers that every group must have before ``max_gap`` is measured.
-    """
-
-    rule: GateRule
-    num_records: int
-    accuracy: Spread = field(init=False)
-    coverage: Spread = field(init=False)
-    final_gap: Spread = field(init=False)
-    max_gap: Spread = field(init=False)
-    coverage_G: tuple[Spread, ...] = field(init=False)
-    orders: tuple[OrderResult, ...]
-    answers_needed: int
-
-    def __post_init__(self) -> None:
-        for name in ("accuracy", "coverage", "final_gap", "max_gap"):
-            object.__setattr__(self, name, _spread([getattr(order, name) for order in self.orders]))
-        of_groups = zip(*(order.coverage_G for order in self.orders), strict=True)
-        object.__setattr__(self, "coverage_G", tuple(map(_spread, of_groups)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields as plain JSON values; undefined numbers are null, and so is the largest disparity of a gate
-        that is switched off."""
-        plain: dict[str, Any] = strict(asdict(self))
-        # It follows from the rule and the least cell of the evaluation.
-        del plain["answers_needed"]
-        return plain
-
-
-def reject_option_spread(
-    labels_N: npt.ArrayLike,
-    groups_N: npt.ArrayLike,
-    *,
-    true_labels_N: npt.ArrayLike,
-    rule: GateRule,
-    num_groups: int,
-    num_classes: int,
-    generator: np.random.Generator,
-    num_orders: int = 10,
-    kept_N: npt.ArrayLike | None = None,
-    persons_N: npt.ArrayLike | None = None,
-    offered_N: npt.ArrayLike | None = None,
-    least_cell: int = 1,
-) -> RejectOptionSpread:
-    """Pass the predicted ``labels_N`` through a fresh demographic-parity gate in each of ``num_orders`` random orders;
-    return the results of each order and their spread.
-
-    ``true_labels_N`` are used only for accuracy. The records in ``offered_N`` pass the gate and others are refused
-    without it; those in ``kept_N`` are measured. None: all records.
-    As in an evaluation, numbers are left out that would reveal fewer than ``least_cell`` records (or persons) of a
-    group that are answered, refused or predicted a class; ``max_gap`` is over changing parts of the answers, and only
-    needs that many answers of every group. IndexError for a label or group that the gate does not know.
-    """
-    labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
-    kept, offered = (
-        np.ones(len(labels), np.bool_) if each is None else np.asarray(each, np.bool_) for each in (kept_N, offered_N)
-    )
-    units_N = np.arange(len(labels)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
-    sizes = {"num_groups": num_groups, "num_classes": num_classes}
-    needed, orders = max(rule.min_count, least_cell, 1), []
-    for order in [generator.permutation(len(labels)) for _ in range(num_orders)]:
-        passed, at_gate = np.zeros(len(order), np.bool_), order[offered[order]]
-        passed[offered[order]] = filter_stream(labels[at_gate], groups[at_gate], rule=rule, **sizes)
-        of_kept = order[kept[order]]
-        answered, labels_K, groups_K = passed[kept[order]], labels[of_kept], groups[of_kept]
-        course_AGYC = rates.cumulative_tables(labels_K[answered], groups_K[answered], **sizes)
-        # The empty state in front: then the index of a state is its number of answers.
-        course_AGYC = np.concatenate([np.zeros((1, *course_AGYC.shape[1:])), course_AGYC])
-        gap_A, size_AG = rates.dp_one_vs_rest.values(course_AGYC), course_AGYC.sum(axis=(-2, -1))
-        # The cold start ends once every group that has records got enough answers; without a second group, never.
-        present = np.unique(groups_K)
-        warm_A = (size_AG[:, present] >= needed).all(axis=-1)
-        start = int(warm_A.argmax()) if len(present) > 1 and warm_A.any() else None
-        coverage, coverage_G = rates.coverages(groups_K, answered, num_groups=num_groups)
-        right_K = labels_K == truth[of_kept]
-        units_K, outcomes_K = units_N[of_kept], np.where(answered, labels_K, num_classes)
-        counts_GJ = _unit_counts(np.eye(num_classes + 1)[outcomes_K], groups_K, num_groups, units_K)
-        answers_G = _unit_counts(np.eye(2)[answered.astype(np.int64)], groups_K, num_groups, units_K)
-        # The gap would reveal small numbers of predictions, and a coverage those of answers or refusals.
-        is_known = not _is_small(np.concatenate([counts_GJ[:, :-1], answers_G[:, 1:]], axis=1), least_cell).any()
-        if _is_small(answers_G, least_cell).any():
-            # Of all groups: with one missing, the total would give it.
-            coverage_G = np.full_like(coverage_G, math.nan)
-        wrong = int((~right_K[answered]).sum())
-        hides_accuracy = min(wrong, int(answered.sum()) - wrong) * 2 in range(1, least_cell)
-        orders.append(
-            OrderResult(
-                accuracy=math.nan if hides_accuracy else float(rates.divide(right_K[answered].sum(), answered.sum())),
-                coverage=coverage,
-                coverage_G=tuple(coverage_G.tolist()),
-                final_gap=float(gap_A[-1]) if is_known else math.nan,
-                max_gap=math.nan if start is None else float(gap_A[start:].max()),
-                max_gap_from=start,
-            )
-        )
-    return RejectOptionSpread(rule=rule, num_records=int(kept.sum()), orders=tuple(orders), answers_needed=needed)
-
-
-def resampled_reject_option(
-    labels_N: npt.ArrayLike,
-    groups_N: npt.ArrayLike,
-    *,
-    true_labels_N: npt.ArrayLike,
-    rule: GateRule,
-    num_groups: int,
-    num_classes: int,
-    generator: np.random.Generator,
-    persons_N: npt.ArrayLike | None = None,
-    num_replicates: int = 200,
-) -> FloatArray:
-    """Pass bootstrap samples of the predicted ``labels_N`` through a reject option (a demographic-parity gate by
-    ``rule``); return the counts (R, G, Y, C) of answers by replicate, group, true label and prediction.
-
-    With ``persons_N``, the person of each record, persons are drawn, each with all of its records.
-    """
-    labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
-    joint_RGYC = np.zeros((num_replicates, num_groups, num_classes, num_classes))
-    if not len(labels):
-        return joint_RGYC
-    if persons_N is None:
-        drawn_RN = generator.integers(len(labels), size=(num_replicates, len(labels)))
-        length_R = np.full(num_replicates, len(labels))
-    else:
-        _, person_N, size_P = np.unique(np.asarray(persons_N), return_inverse=True, return_counts=True)
-        by_person_N, start_P = person_N.argsort(kind="stable"), size_P.cumsum() - size_P
-        drawn_RP = generator.integers(len(size_P), size=(num_replicates, len(size_P)))
-        # Samples differ in length. A shorter one is padded at its end, after everything that counts.
-        length_R = size_P[drawn_RP].sum(axis=1)
-        drawn_RN = np.zeros((num_replicates, int(length_R.max())), dtype=np.int64)
-        for line_N, drawn_P, length in zip(drawn_RN, drawn_RP, length_R, strict=True):
-            sizes = size_P[drawn_P]
-            # Indices of each person's records among all records sorted by person.
-            places = np.arange(length) + np.repeat(start_P[drawn_P] - (sizes.cumsum() - sizes), sizes)
-            # In random order: otherwise all records of a person would pass the gate in a row.
-            line_N[:length] = generator.permutation(by_person_N[places])
-    answered_RN = filter_streams(
-        labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
-    )
-    # Answers to the padding do not count.
-    answered_RN &= np.arange(drawn_RN.shape[1]) < length_R[:, None]
-    # One row per answer, of all replicates together: the tables are then one addition.
-    replicate_A, place_A = answered_RN.nonzero()
-    row_A = drawn_RN[replicate_A, place_A]
-    # Not `+=`, which adds once to a cell that occurs several times.
-    np.add.at(joint_RGYC, (replicate_A, groups[row_A], truth[row_A], labels[row_A]), 1.0)
-    return joint_RGYC
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    defined = [value for value in values if not math.isnan(value)]
-    mean, low, high = (sum(defined) / len(defined), min(defined), max(defined)) if defined else (math.nan,) * 3
-    return Spread(mean=mean, low=low, high=high, n_undefined=len(values) - len(defined))

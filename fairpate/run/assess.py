@@ -42,9 +42,10 @@ from fairpate.data.given import as_table
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
-from fairpate.report.metrics import Estimate, Evaluation, evaluate, shown_records
+from fairpate.report.metrics import Estimate, Evaluation, evaluate
 from fairpate.report.records import Fairness, MeasuredClaims, fair_words, upper
 from fairpate.report.run_page import treated
+from fairpate.report.small_cells import shown_records
 from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing
 from fairpate.types import (

@@ -34,9 +34,11 @@ from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
 from fairpate.releases.arrays import read_release
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
-from fairpate.report.metrics import GAPS, Evaluation, OrderResult, RejectOptionSpread, with_labels
+from fairpate.report.metrics import GAPS, Evaluation, with_labels
+from fairpate.report.model_card import CardData, IntendedUse, card_page, card_text
 from fairpate.report.records import Guarantee
-from fairpate.report.run_page import Audit, CardData, IntendedUse, audit_page, card_page, card_text
+from fairpate.report.reject_option import OrderResult, RejectOptionSpread
+from fairpate.report.run_page import Audit, audit_page
 from fairpate.run.answers import without_rule
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import Assessment, assessment_of

@@ -59,7 +59,9 @@ from fairpate.releases.directory import RunDirectory
 from fairpate.releases.log import MetricsFolder, ReleaseLog, read_receipt
 from fairpate.report import metrics
 from fairpate.report.answers import AnswerGuarantee
-from fairpate.report.metrics import GAPS, Estimate, Evaluation, RejectOptionSpread, reject_option_spread
+from fairpate.report.metrics import GAPS, Estimate, Evaluation
+from fairpate.report.reject_option import RejectOptionSpread, reject_option_spread
+from fairpate.report.small_cells import shown_records
 from fairpate.run.answers import AskedBound, without_rule
 from fairpate.run.opened import OpenRun
 from fairpate.types import (
@@ -230,7 +232,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         )
         return replace(measured, metrics=settings.metrics, fair_at=settings.rule)
 
-    kept = metrics.shown_records(
+    kept = shown_records(
         groups, prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
     # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.

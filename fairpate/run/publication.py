@@ -46,8 +46,9 @@ from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import Row, by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
-from fairpate.report.records import Guarantee, PrivatePopulation, RunStatement
-from fairpate.report.run_page import Card, CardData, CardModel, CardRefusals, IntendedUse
+from fairpate.report.model_card import Card, CardData, CardModel, CardRefusals, IntendedUse, card_page
+from fairpate.report.population import PrivatePopulation
+from fairpate.report.records import Guarantee, RunStatement
 from fairpate.run.private_metrics import Assessment
 from fairpate.terminal import Reporter
 from fairpate.types import FloatArray, NotionName, PrivacyStatement, UserError, stepwise, strict, tell
@@ -279,7 +280,7 @@ def write_card(
     tell(1, 3)
     write_json(run.card, card_values(card))
     tell(2, 3)
-    write_text(run.card_page, run_page.card_page(card))
+    write_text(run.card_page, card_page(card))
     renew_report(run)  # it says whether an intended use is stated
     tell(3, 3)
     return run.card_page, run.card

@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from fairpate.report.metrics import RejectOptionSpread, evaluate, reject_option_spread
+from fairpate.report.metrics import evaluate
 from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport
+from fairpate.report.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import GateRule
 

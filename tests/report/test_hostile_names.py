@@ -16,15 +16,10 @@ from fairpate.pages import render
 from fairpate.report.frontier import Row
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import evaluate
-from fairpate.report.records import (
-    AnsweredQueries,
-    Guarantee,
-    PrivatePopulation,
-    PrivateReport,
-    PublicReport,
-    private_population,
-)
-from fairpate.report.run_page import Card, CardData, CardModel, IntendedUse, card_page, private_report, public_report
+from fairpate.report.model_card import Card, CardData, CardModel, IntendedUse, card_page
+from fairpate.report.population import PrivatePopulation, private_population
+from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport
+from fairpate.report.run_page import private_report, public_report
 from fairpate.types import GateRule, MechanismParameters
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.report.metrics import RejectOptionSpread, evaluate, reject_option_spread, resampled_reject_option
+from fairpate.report.metrics import evaluate
+from fairpate.report.reject_option import RejectOptionSpread, reject_option_spread, resampled_reject_option
 from fairpate.types import GateRule
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")

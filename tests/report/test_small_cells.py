@@ -22,9 +22,11 @@ from report_pages import GUARANTEE
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from fairpate.config import EvaluationConfig
-from fairpate.report.metrics import Evaluation, evaluate, reject_option_spread, shown_records
+from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import RunStatement, small_cell_words, smallest_count_words
+from fairpate.report.reject_option import reject_option_spread
 from fairpate.report.run_page import answered_words
+from fairpate.report.small_cells import shown_records
 from fairpate.run.private_metrics import assess
 from fairpate.types import GateRule
 

@@ -23,7 +23,7 @@ from fairpate.methods.base import configured
 from fairpate.privacy.second_accountant import recomputed_epsilon
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement
 from fairpate.report.metrics import GAPS
-from fairpate.report.run_page import CardData, IntendedUse, card_page
+from fairpate.report.model_card import CardData, IntendedUse, card_page
 from fairpate.run.bundle import HEAD, BundleError, Unpacked, Verdict, head_of, verify_bundle, write_bundle
 from fairpate.run.publication import card_of, card_values, write_card
 from fairpate.run.run import run_method
