@@ -233,7 +233,7 @@ def compare(
         notion: Notion of fairness that figures show; default: that of the comparison.
     """
     from fairpate.fairness.rates import DEFAULT, notion_named
-    from fairpate.report.figures import FigureStyle
+    from fairpate.report.paper_figures import FigureStyle
     from fairpate.run.compare import compare_methods, comparison_outcome, write_figures
     from fairpate.run.sweep import load_sweep
 

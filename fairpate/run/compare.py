@@ -52,10 +52,10 @@ from fairpate.releases.directory import (
 )
 from fairpate.releases.log import MetricsFolder, read_receipt
 from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, RunCharge, spent, spent_since
-from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
+from fairpate.report.paper_figures import FigureStyle, frontier_figures
 from fairpate.report.records import Choice, RunStatement
 from fairpate.run import sweep as sweeps
 from fairpate.run.folder import create_run_directory, finished_run

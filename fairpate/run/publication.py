@@ -42,11 +42,12 @@ from fairpate.releases.directory import (
 )
 from fairpate.report import records, run_page
 from fairpate.report.answers import AnswerGuarantee
-from fairpate.report.figures import class_label, slices_picture
+from fairpate.report.figures import class_label
 from fairpate.report.frontier import Row, by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.model_card import Card, CardData, CardModel, CardRefusals, IntendedUse, card_page
+from fairpate.report.paper_figures import slices_picture
 from fairpate.report.population import PrivatePopulation
 from fairpate.report.records import Guarantee, RunStatement
 from fairpate.run.private_metrics import Assessment

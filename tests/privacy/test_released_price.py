@@ -12,15 +12,11 @@ from method_kinds import quick_and_slow
 from numpy.testing import assert_allclose
 from two_steps import threshold_sensitivity, two_step_rdp
 
-from fairpate.privacy import accountant, mechanism_events
+from fairpate.privacy import accountant, smooth_sensitivity
 from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, SeededSource
-from fairpate.privacy.mechanism_events import (
-    SanitisedRdp,
-    SmoothRelease,
-    release_rdp,
-    sanitised_rdp,
-)
+from fairpate.privacy.mechanism_events import SmoothRelease, release_rdp
+from fairpate.privacy.smooth_sensitivity import SanitisedRdp, sanitised_rdp
 from fairpate.types import MechanismParameters
 
 pytestmark = pytest.mark.usefixtures("light_runs")
@@ -96,9 +92,9 @@ def votes_of_a_run() -> np.ndarray:
 def test_releases_are_centred_on_the_cost_with_the_stated_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     votes = votes_of_a_run()[:15]
     exact = two_step_rdp(votes, **MECHANISM, order=RELEASE.order).sum()
-    scale = mechanism_events.smooth_sensitivity(votes, MechanismParameters(**MECHANISM), release=RELEASE)
+    scale = smooth_sensitivity.smooth_sensitivity(votes, MechanismParameters(**MECHANISM), release=RELEASE)
     # Equal in all draws, and all of the time.
-    monkeypatch.setattr(mechanism_events, "smooth_sensitivity", lambda *_, **__: scale)
+    monkeypatch.setattr(smooth_sensitivity, "smooth_sensitivity", lambda *_, **__: scale)
     draws = [
         sanitised_rdp(votes, MechanismParameters(**MECHANISM), release=RELEASE, source=SeededSource(seed))
         for seed in range(200)

@@ -13,8 +13,9 @@ import pytest
 from numpy.testing import assert_allclose
 from two_steps import argmax_sensitivity, threshold_sensitivity, two_step_rdp
 
-from fairpate.privacy import gnmax, mechanism_events
-from fairpate.privacy.mechanism_events import SmoothRelease, release_rdp, sensitive_range
+from fairpate.privacy import gnmax, smooth_sensitivity
+from fairpate.privacy.mechanism_events import SmoothRelease, release_rdp
+from fairpate.privacy.smooth_sensitivity import sensitive_range
 from fairpate.types import MechanismParameters
 
 Votes = tuple[int, ...]
@@ -193,7 +194,7 @@ def test_one_record_moves_a_vote_of_every_query_at_once() -> None:
 
     @cache
     def smooth(one: int, other: int) -> float:
-        return mechanism_events.smooth_sensitivity(
+        return smooth_sensitivity.smooth_sensitivity(
             every[[one, other]], MechanismParameters(**mechanism), release=release
         )
 
@@ -215,10 +216,10 @@ def test_discounting_is_a_maximum_over_summed_distances() -> None:
     check = threshold_sensitivity(votes, threshold=60.0, threshold_stddev_votes=30.0, order=3.0)
     summed = (argmax + check).sum(axis=0)
     expected = max(math.exp(-0.05 * d) * total for d, total in enumerate(summed))
-    got = mechanism_events.smooth_sensitivity(votes, MechanismParameters(**MECHANISM), release=RELEASE)
+    got = smooth_sensitivity.smooth_sensitivity(votes, MechanismParameters(**MECHANISM), release=RELEASE)
     assert got == pytest.approx(expected, rel=1e-12)
     shuffled = votes[::-1][:, [2, 0, 1]]
-    assert mechanism_events.smooth_sensitivity(
+    assert smooth_sensitivity.smooth_sensitivity(
         shuffled, MechanismParameters(**MECHANISM), release=RELEASE
     ) == pytest.approx(got, rel=1e-12)
 

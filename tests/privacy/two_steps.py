@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.privacy import mechanism_events
-from fairpate.privacy.mechanism_events import distinct_votes
+from fairpate.privacy import smooth_sensitivity
+from fairpate.privacy.smooth_sensitivity import distinct_votes
 from fairpate.types import MechanismParameters, Tail
 
 
@@ -15,7 +15,7 @@ def two_step_rdp(
 ) -> npt.NDArray[np.float64]:
     """Threshold check and argmax priced separately, (Q,)."""
     ranked, _, row = distinct_votes(votes)
-    return mechanism_events.two_step_rdp(ranked, MechanismParameters(**mechanism), order=order, tail=tail)[row]
+    return smooth_sensitivity.two_step_rdp(ranked, MechanismParameters(**mechanism), order=order, tail=tail)[row]
 
 
 def argmax_sensitivity(
@@ -24,7 +24,7 @@ def argmax_sensitivity(
     """The largest change of the argmax's cost by one moved vote, among votes at most d moves away, (Q, D)."""
     mechanism = MechanismParameters(threshold=0, threshold_stddev_votes=1, noise_stddev_votes=noise_stddev_votes)
     ranked, _, row = distinct_votes(votes)
-    return mechanism_events.argmax_sensitivity(ranked, mechanism, order=order, tail=tail)[row]
+    return smooth_sensitivity.argmax_sensitivity(ranked, mechanism, order=order, tail=tail)[row]
 
 
 def threshold_sensitivity(
@@ -35,4 +35,4 @@ def threshold_sensitivity(
         threshold=threshold, threshold_stddev_votes=threshold_stddev_votes, noise_stddev_votes=1
     )
     ranked, _, row = distinct_votes(votes)
-    return mechanism_events.threshold_sensitivity(ranked, mechanism, order=order, tail=tail)[row]
+    return smooth_sensitivity.threshold_sensitivity(ranked, mechanism, order=order, tail=tail)[row]

@@ -13,9 +13,10 @@ from run_records import run_record
 
 from fairpate.fairness.rates import DEFAULT
 from fairpate.pages import delta_caution
-from fairpate.report.figures import frontier_figures, on_frontier, script_data
+from fairpate.report.figures import on_frontier, script_data
 from fairpate.report.frontier import Row, points_of
 from fairpate.report.frontier_page import FrontierReport, frontier_report, judged_words
+from fairpate.report.paper_figures import frontier_figures
 from fairpate.types import REMARKS, FairRule
 
 VOID = {"meta", "link", "input", "br", "wbr"}
@@ -159,7 +160,7 @@ def test_pictures_say_that_noise_came_from_a_seed(noise, comparison, monkeypatch
     records = [replace(row.record, config=row.config | {"noise": noise}) for row in rows]
     captions = []
     monkeypatch.setattr(
-        "fairpate.report.figures._pictures", lambda _, chart, *__: captions.append(" ".join(chart["title"])) or {}
+        "fairpate.report.paper_figures._pictures", lambda _, chart, *__: captions.append(" ".join(chart["title"])) or {}
     )
     frontier_figures(points_of(records))
     assert len(captions) == 2

@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 
-from fairpate.report.figures import COLOURS, FigureStyle, frontier_figures
+from fairpate.report.figures import COLOURS
 from fairpate.report.frontier import Row, points_of
+from fairpate.report.paper_figures import FigureStyle, frontier_figures
 from fairpate.run.compare import write_figures
 from fairpate.run.sweep import write_rows
 from fairpate.types import RunRecord, UsageError
@@ -111,7 +112,7 @@ def test_an_operators_table_is_known_by_what_it_tells_wherever_it_was_copied(tab
 
 
 def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate, tmp_path, monkeypatch):
-    monkeypatch.setattr("fairpate.report.figures._pictures", lambda *given: {given[-1].formats[0]: b""})
+    monkeypatch.setattr("fairpate.report.paper_figures._pictures", lambda *given: {given[-1].formats[0]: b""})
     place = table()
     code, output, _ = fairpate("compare", place, "--format", "pdf", "--width-mm", "120", "--figures", "here")
     assert code == 0
@@ -133,7 +134,7 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate,
 
 
 def test_data_sets_whose_names_read_alike_have_files_of_their_own(monkeypatch):
-    monkeypatch.setattr("fairpate.report.figures._pictures", lambda *given: {given[-1].formats[0]: b""})
+    monkeypatch.setattr("fairpate.report.paper_figures._pictures", lambda *given: {given[-1].formats[0]: b""})
     records = [replace(row("dp_sgd", 1.0, 0).record, data=data) for data in ("my data", "my-data", "My_Data", "é")]
     assert len(frontier_figures(points_of(records), FigureStyle(formats=("png",)))) == 4 * 2
 
