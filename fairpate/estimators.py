@@ -48,7 +48,7 @@ from torch import Tensor
 
 from fairpate import config as configuration
 from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
-from fairpate.data import SPLIT_NAMES, Dataset, Split, tables
+from fairpate.data import SPLIT_NAMES, Dataset, Split, table_files, tables
 from fairpate.data.dataset import SEPARATORS, Part, alike, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import as_declared, read_declaration
 from fairpate.data.embedding import save_embedding
@@ -352,7 +352,7 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
         )
     options, faults = {key: option.default for key, option in table.all_options.items()}, tables.TableFaults()
     wanted = table.used(options)
-    batches = tables.plain_batches(as_table(X, name, wanted=wanted), name, wanted=wanted)
+    batches = table_files.plain_batches(as_table(X, name, wanted=wanted), name, wanted=wanted)
     rows = as_declared(table, pa.concat_tables(batches), options)
     faults.rows[name] += len(rows)
     features = table.visible(options)
@@ -369,7 +369,7 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     faults.require_none()
     person, persons = table.person, None
     if person is not None and not person.when and person.column in rows.column_names:
-        persons = np.array(tables.text_of(rows[person.column]).to_pylist())
+        persons = np.array(table_files.text_of(rows[person.column]).to_pylist())
     if labels is not None:
         # Labels of public records may be unknown: -1.
         labels = None if (labels < 0).any() else np.array(table.label.names)[labels]

@@ -30,7 +30,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fairpate import config
 from fairpate.config import ConfigError, Count, CountOrZero, Refused, Section, nearest, short_for
-from fairpate.data import dataset, tables, word_vectors
+from fairpate.data import dataset, table_files, tables, word_vectors
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Option, Origin, Part, Request, SourceFile, Split
 from fairpate.data.features import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
@@ -313,7 +313,7 @@ class Declaration(Section):
             for file in (*files, *(other for each in files for other in each.alternatives))
             if file.extracted or file.path.endswith(".zip")
         ]
-        if not tables.is_encoding(self.encoding):
+        if not table_files.is_encoding(self.encoding):
             faults.append(f"encoding: unknown encoding {self.encoding!r}; give one of text, such as utf-8 or cp1252")
         faults += [f"options.{name}: this name is taken; choose another" for name in self.options if name in RESERVED]
         for name, of in self.intersections.items():
@@ -509,12 +509,12 @@ def rows_of(
     if request.tables is not None:
         for part, given in request.tables.items():
             wanted = None if table.identity.by_text else table.used(request.options)
-            for rows in tables.plain_batches(given, part, wanted=wanted):
+            for rows in table_files.plain_batches(given, part, wanted=wanted):
                 yield part, part, _used_columns(table, part, rows, part, request, others)
         return
     # Vectors next to a file are joined to its rows before any rule leaves one out.
     arrays = {column: each.vector for column, each in table.visible(request.options) if each.array and each.vector}
-    layout = tables.Layout(
+    layout = table_files.Layout(
         columns=table.header or None, separator=table.separator, comment=table.comment, encoding=table.encoding
     )
     for part, declared in parts.items():
@@ -530,8 +530,8 @@ def rows_of(
             if choice.sha256 is not None:  # of the published bytes: a copy may be gzipped
                 dataset.check_file(choice, path, unpack=path.suffix == ".gz")
             wanted = None if table.identity.by_text else table.used(request.options)
-            batches = tables.read_batches(path, choice.path, layout, wanted=wanted, others=others)
-            for rows in tables.with_vectors(batches, path, choice.path, arrays):
+            batches = table_files.read_batches(path, choice.path, layout, wanted=wanted, others=others)
+            for rows in table_files.with_vectors(batches, path, choice.path, arrays):
                 yield part, choice.path, _used_columns(table, part, rows, choice.path, request, others)
 
 
@@ -565,7 +565,7 @@ def as_declared(table: Declaration, rows: pa.Table, options: Mapping[str, Any]) 
     for trim, column in ((each, column) for each in table.trim for column in each.columns):
         if column not in rows.column_names:
             continue
-        text = tables.text_of(rows[column])
+        text = table_files.text_of(rows[column])
         for shorten, characters in ((pc.utf8_rtrim, trim.end), (pc.utf8_ltrim, trim.start)):
             short = shorten(text, characters)
             # A value of such characters alone keeps one of them: the code 00 is 0.
@@ -653,7 +653,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         faults.rows[file] += len(rows)
         if table.pictures:
             column, folder = table.pictures.column, dataset.resolve_data_dir(request.data_dir)
-            listed = tables.text_of(rows[column]).to_pylist()
+            listed = table_files.text_of(rows[column]).to_pylist()
             paths += listed
             # A table from a stranger must not read files outside the data folder.
             is_outside = [{"..", "/"} & set(PurePosixPath(path).parts) for path in listed]
@@ -674,7 +674,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         if person:
             persons.append(_person_names(person, rows, names, file, faults, are_protected=request.unit is None))
             if request.unit is None:
-                of_rows = tables.text_of(rows[person.column]).cast(pa.large_string())
+                of_rows = table_files.text_of(rows[person.column]).cast(pa.large_string())
                 named = Names(of_rows.filter(pc.not_equal(of_rows, "")))
                 # Hashes instead of names, to save memory until the last file is read.
                 protected.append((pool, file, np.fromiter(map(hash, named), np.int64, len(named))))
@@ -737,7 +737,7 @@ def _unit_names(
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
-        return dataset.joined_units(prefix, [tables.text_of(rows[column]) for column in identity.key])
+        return dataset.joined_units(prefix, [table_files.text_of(rows[column]) for column in identity.key])
     # Undeclared columns are left out: they might reveal the group, and so would the names.
     chosen = {group.column for group in table.chosen_groups(options).values()}
     declared = set(table.used()) - set(table.attribute_columns) if identity.by_text else ()
@@ -754,7 +754,7 @@ def _unit_names(
         columns = (*columns, person.column)
     for column in columns:
         _require_no_list(rows, column, file)
-    texts = [tables.text_of(rows[column]) for column in columns]
+    texts = [table_files.text_of(rows[column]) for column in columns]
     if not (identity.text or identity.by_text):
         # Even if a model may see the attribute: no name may depend on a group.
         features = [each for each in table.visible(options) if each[0] not in table.attribute_columns]
@@ -763,7 +763,7 @@ def _unit_names(
             # The picture's content and not its path, which may contain the folder of its group. A missing file is
             # reported elsewhere.
             folder = dataset.resolve_data_dir(request.data_dir)
-            files = [folder / path for path in tables.text_of(rows[table.pictures.column]).to_pylist()]
+            files = [folder / path for path in table_files.text_of(rows[table.pictures.column]).to_pylist()]
             content = (dataset.sha256_of(path) if path.is_file() else "" for path in files)
         elif features:
             # Faults in features are reported where the features themselves are computed.
@@ -776,7 +776,7 @@ def _unit_names(
 
 
 def _require_no_list(rows: pa.Table, column: str, file: str) -> None:
-    if tables.is_vectors(rows[column].type):
+    if table_files.is_vectors(rows[column].type):
         raise DataError(
             f"{file}: column {column}: lists cannot be names; name records by another column (identity: {{key: id}}), "
             "and persons by a column with one name in each row."
@@ -796,7 +796,7 @@ def _person_names(
     split or sample could keep all rows of each of these persons together.
     """
     _require_no_list(rows, person.column, file)
-    persons = tables.text_of(rows[person.column]).cast(pa.large_string())
+    persons = table_files.text_of(rows[person.column]).cast(pa.large_string())
     lack = pc.equal(persons, "")
     if are_protected:
         fault = partial(faults.add, file, person.column)

@@ -25,13 +25,14 @@ import pyarrow.compute as pc
 
 from fairpate.config import DataConfig, nearest
 from fairpate.data import dataset as datasets
-from fairpate.data import tables
+from fairpate.data import table_files, tables
 from fairpate.data.dataset import Alike, Part
 from fairpate.data.declaration import PARTS, read_declaration, read_records, rows_of
 from fairpate.data.overlap import doubts_of
 from fairpate.data.pictures import LEVEL, folder_table
 from fairpate.data.registry import REGISTRY, dataset_of, entry_for, request_of
-from fairpate.data.tables import DATES, ISO_DATE, TYPED_SUFFIXES, USUAL, Layout, TableFaults
+from fairpate.data.table_files import TYPED_SUFFIXES, USUAL, Layout
+from fairpate.data.tables import DATES, ISO_DATE, TableFaults
 from fairpate.types import DataError, DataSettingsError, IntArray
 
 QUESTION = "# ?"
@@ -136,11 +137,11 @@ def repeats_of(
     in ``left_out``, and those of vectors, are left out."""
     found: dict[str, Repeats] = {}
     for rows in batches:
-        own = {column: hashes(tables.text_of(rows[column])) for column in traits if column in rows.column_names}
+        own = {column: hashes(table_files.text_of(rows[column])) for column in traits if column in rows.column_names}
         for column in rows.column_names:
-            if column not in left_out and not tables.is_vectors(rows[column].type):
+            if column not in left_out and not table_files.is_vectors(rows[column].type):
                 others = {trait: each for trait, each in own.items() if trait != column}
-                found.setdefault(column, Repeats()).add(tables.text_of(rows[column]), others)
+                found.setdefault(column, Repeats()).add(table_files.text_of(rows[column]), others)
     return found
 
 
@@ -285,7 +286,7 @@ def draft_declaration(
     if file.is_dir():
         return _draft_of_pictures(file, public, test, folder, intended_use=intended_use, reads_private=reads_private)
     layout = layout_of(public or file, with_rows=public is not None)
-    columns = tables.column_names(file, file.name, layout)
+    columns = table_files.column_names(file, file.name, layout)
     for option, column in (("label", label), ("group", group), ("person", person)):
         if column is not None and column not in columns:
             raise DataSettingsError(f"--{option}: {file.name} has no column {column}{nearest(column, columns)}.")
@@ -315,7 +316,7 @@ def draft_declaration(
     decisive = seen | seen_private
     traits = [column for column in decisive if column == group or decisive[column].kind == "category"]
     of_public, of_private = (
-        {} if each is None else repeats_of(tables.read_batches(each, each.name, layout), traits)
+        {} if each is None else repeats_of(table_files.read_batches(each, each.name, layout), traits)
         for each in (public, file if reads_private else None)
     )
     repeats = {column: each for column, each in (of_public | of_private).items() if column in others}
@@ -363,9 +364,9 @@ def draft_declaration(
 def _seen(path: Path, layout: Layout, with_commas: Collection[str] = ()) -> dict[str, Seen]:
     """Return facts about every column of a file. In the columns ``with_commas`` the comma is the decimal sign."""
     seen: dict[str, Seen] = {}
-    for batch in tables.read_batches(path, path.name, layout):
+    for batch in table_files.read_batches(path, path.name, layout):
         for column in batch.column_names:
-            text = tables.text_of(batch[column])
+            text = table_files.text_of(batch[column])
             seen.setdefault(column, Seen()).add(tables.with_decimal_points(text) if column in with_commas else text)
     return seen
 
@@ -422,14 +423,14 @@ def layout_of(file: Path, *, with_rows: bool) -> Layout:
     encoding = "utf-8"
     if ".gz" not in file.suffixes and file.is_file():
         with file.open("rb") as stream:
-            encoding = tables.encoding_by_mark(stream.peek(4)) or encoding
+            encoding = table_files.encoding_by_mark(stream.peek(4)) or encoding
             try:
                 for line in stream if with_rows and encoding == "utf-8" else [stream.readline()]:
                     line.decode("utf-8")
             except UnicodeDecodeError:
                 encoding = "cp1252" if encoding == "utf-8" else encoding
     layouts = (Layout(separator=each, encoding=encoding) for each in _SEPARATORS)
-    return max(layouts, key=lambda layout: len(tables.column_names(file, file.name, layout)))
+    return max(layouts, key=lambda layout: len(table_files.column_names(file, file.name, layout)))
 
 
 def _draft_of_pictures(

@@ -38,7 +38,8 @@ from fairpate.data import dataset
 from fairpate.data.dataset import LoadedRecords, Option, Request, SourceFile, Split, keyed_uniform
 from fairpate.data.features import FEATURES
 from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
-from fairpate.data.tables import codes, read_table, require_columns
+from fairpate.data.table_files import read_table
+from fairpate.data.tables import codes, require_columns
 from fairpate.files import cache_dir
 from fairpate.lazy import torch
 from fairpate.types import DataError, DataSettingsError, IntArray

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from fairpate.config import DataConfig, nearest, parse_config, read_yaml
 from fairpate.data import dataset as datasets
-from fairpate.data import tables
+from fairpate.data import table_files
 from fairpate.data.dataset import Dataset, DatasetEntry, Described, LoadedRecords, Part, Request, SourceFile, find
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
 from fairpate.data.features import embedded, encoder_of, with_features
@@ -521,7 +521,7 @@ def load_once(config: DataConfig) -> Dataset:
     entry = entry_for(config)
     paths = [path.absolute() for path in entry.located(request_of(config, entry))]
     # What is read with a file too: the pictures in a folder, and the array of a table's vectors next to it.
-    paths += [each for path in paths for each in (path.rglob("*") if path.is_dir() else [tables.array_of(path)])]
+    paths += [each for path in paths for each in (path.rglob("*") if path.is_dir() else [table_files.array_of(path)])]
     stats = ((path, path.stat()) for path in paths if path.exists())
     return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 

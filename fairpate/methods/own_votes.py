@@ -38,7 +38,8 @@ from aggregator.session import Ballot
 from fairpate.config import ConfigError, Count, GateConfig, GatedAggregatorConfig, Refused, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
-from fairpate.data.tables import TableFaults, cells, numbers, text_of
+from fairpate.data.table_files import text_of
+from fairpate.data.tables import TableFaults, cells, numbers
 from fairpate.lazy import torch
 from fairpate.methods.base import ExpectedVotes, Trained, Training
 from fairpate.methods.pate import NO_GATE, GnmaxMethod, ReleasedLabels, StandingVoters

@@ -39,7 +39,8 @@ from fairpate import __version__
 from fairpate.config import fair_rule, nearest
 from fairpate.data.draft import layout_of
 from fairpate.data.given import as_table
-from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
+from fairpate.data.table_files import plain_batches, read_batches, text_of
+from fairpate.data.tables import require_columns
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
 from fairpate.report.metrics import Estimate, Evaluation, evaluate

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fairpate.config import Section
 from fairpate.data import DataError
+from fairpate.data.table_files import read_table
 from fairpate.data.tables import (
     Coding,
     ColumnCells,
@@ -25,7 +26,6 @@ from fairpate.data.tables import (
     encode,
     feature_codes,
     numbers,
-    read_table,
 )
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")

@@ -14,7 +14,7 @@ import pytest
 
 from fairpate import load_data
 from fairpate.config import DataConfig
-from fairpate.data import DataError, load_once, tables
+from fairpate.data import DataError, load_once, table_files
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 
@@ -75,7 +75,7 @@ def test_frames_hold_lists_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "csv.gz", "feather"])
 def test_an_array_beside_a_table_of_ids(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(table_files, "_ROWS_AT_ONCE", 2)
     beside(tmp_path, form)
     require_vectors(load_data(tmp_path / "notes.yaml"))
 

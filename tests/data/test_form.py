@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairpate.data.tables import Feature, RecordField, TableFaults, encode, feature_codes, form_of, plain_batches
+from fairpate.data.table_files import plain_batches
+from fairpate.data.tables import Feature, RecordField, TableFaults, encode, feature_codes, form_of
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 

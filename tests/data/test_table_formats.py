@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, large_arrays, load_data, tables
+from fairpate.data import DataError, large_arrays, load_data, table_files, tables
 from fairpate.data.dataset import DataSettingsError, LoadedRecords, Request
 from fairpate.data.declaration import entry_of, read_declaration, read_records
 from fairpate.files import CACHE_VARIABLE
@@ -127,13 +127,13 @@ def test_every_form_of_a_table_gives_the_same_records(form: str, tmp_path: Path,
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32(), pa.int64()])
 def test_whole_numbers_are_the_same_text_whatever_their_type(kind: pa.DataType) -> None:
     numbers = [0, -3, 2**33, 2**52, None]
-    found = tables.text_of(pa.array(numbers).cast(kind, safe=False))
+    found = table_files.text_of(pa.array(numbers).cast(kind, safe=False))
     assert found.to_pylist() == ["0", "-3", "8589934592", "4503599627370496", ""]
 
 
 def test_other_numbers_are_their_shortest_text() -> None:
     numbers = pa.array([0.5, -0.0, 1e-7, 2.0**60, float("nan"), float("inf")])
-    assert tables.text_of(numbers).to_pylist() == ["0.5", "0", "1e-7", "1.152921504606847e+18", "", ""]
+    assert table_files.text_of(numbers).to_pylist() == ["0.5", "0", "1e-7", "1.152921504606847e+18", "", ""]
 
 
 def test_a_frame_s_own_files_mean_the_same(tmp_path: Path, expected: LoadedRecords) -> None:
@@ -154,8 +154,8 @@ def test_a_frame_s_own_files_mean_the_same(tmp_path: Path, expected: LoadedRecor
 def test_batches_and_a_mapped_file_change_nothing(
     form: str, tmp_path: Path, expected: LoadedRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_BYTES_AT_ONCE", 512)
-    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(table_files, "_BYTES_AT_ONCE", 512)
+    monkeypatch.setattr(table_files, "_ROWS_AT_ONCE", 4)
     monkeypatch.setattr(large_arrays, "KEPT_BYTES", 100)
     found = read(tmp_path, FORMS[form](tmp_path))
     assert found.mapped is not None
@@ -180,10 +180,10 @@ def test_splits_of_a_mapped_table_are_mapped_and_equal(tmp_path: Path, monkeypat
 
 def test_decimals_are_named_as_the_numbers_they_are() -> None:
     given = ["100.00", "123.50", "0.00", "-7.10", "0.07", "10.00"]
-    (batch,) = tables.plain_batches(pa.table({"id": pa.array(map(Decimal, given), pa.decimal128(9, 2))}), "t")
+    (batch,) = table_files.plain_batches(pa.table({"id": pa.array(map(Decimal, given), pa.decimal128(9, 2))}), "t")
     assert batch["id"].to_pylist() == ["100", "123.5", "0", "-7.1", "0.07", "10"]
     small = pa.table({"id": pa.array([Decimal("1E-10"), Decimal("0E-10"), Decimal(20)], pa.decimal128(18, 10))})
-    (batch,) = tables.plain_batches(small, "t")
+    (batch,) = table_files.plain_batches(small, "t")
     assert batch["id"].to_pylist() == ["1E-10", "0E-10", "20"]
 
 

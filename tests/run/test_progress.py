@@ -18,7 +18,7 @@ from pyarrow import csv
 from rich.console import Console
 
 from fairpate import terminal
-from fairpate.data import tables
+from fairpate.data import table_files
 from fairpate.terminal import Pace, Reporter, duration, speaking, waiting
 from fairpate.types import heard_by, tell
 
@@ -201,8 +201,8 @@ def test_control_c_while_the_command_line_is_imported_is_one_line_too(tmp_path):
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet"])
 def test_reading_a_large_file_says_how_much_of_it_is_read(tmp_path, monkeypatch, name):
     rows = pa.table({"age": [str(number) for number in range(20_000)]})
-    monkeypatch.setattr(tables, "_BYTES_AT_ONCE", 2**14)
-    monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 2**11)
+    monkeypatch.setattr(table_files, "_BYTES_AT_ONCE", 2**14)
+    monkeypatch.setattr(table_files, "_ROWS_AT_ONCE", 2**11)
     if name.endswith("parquet"):
         pq.write_table(rows, tmp_path / name)
     else:
@@ -210,7 +210,7 @@ def test_reading_a_large_file_says_how_much_of_it_is_read(tmp_path, monkeypatch,
             csv.write_csv(rows, file)
     told = []
     with heard_by(lambda *steps: told.append(steps)):
-        read = sum(map(len, tables.read_batches(tmp_path / name, name)))
+        read = sum(map(len, table_files.read_batches(tmp_path / name, name)))
     assert read == 20_000
     assert len(told) > 3
     assert told == sorted(told)
