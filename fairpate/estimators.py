@@ -49,6 +49,7 @@ from torch import Tensor
 from fairpate import config as configuration
 from fairpate.config import ConfigError, Section, flattened, merge, nearest, parse_config
 from fairpate.data import SPLIT_NAMES, Dataset, Split, table_files, tables
+from fairpate.data.columns import is_missing
 from fairpate.data.dataset import SEPARATORS, Part, alike, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import as_declared, read_declaration
 from fairpate.data.embedding import save_embedding
@@ -56,7 +57,6 @@ from fairpate.data.features import embedded
 from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
 from fairpate.data.overlap import PUBLIC_RECORD, doubts, require_no_copy
-from fairpate.data.tables import is_missing
 from fairpate.fairness import group_tables
 from fairpate.files import private_folder
 from fairpate.methods.base import (

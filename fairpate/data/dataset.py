@@ -36,8 +36,8 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from fairpate.config import HashedSplit, Section, nearest, short_for
+from fairpate.data.columns import FeatureCode
 from fairpate.data.large_arrays import Gathered, Names, Pixels, as_slice
-from fairpate.data.tables import FeatureCode
 from fairpate.encoders import PublicEncoder
 from fairpate.lazy import torch
 from fairpate.types import DataError, DataSettingsError, IntArray, Unit

@@ -30,12 +30,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fairpate import config
 from fairpate.config import ConfigError, Count, CountOrZero, Refused, Section, nearest, short_for
-from fairpate.data import dataset, table_files, tables, word_vectors
+from fairpate.data import columns, dataset, table_files, tables, word_vectors
+from fairpate.data.columns import Feature, Group, Label, NumberRange, Texts, When, several
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Option, Origin, Part, Request, SourceFile, Split
 from fairpate.data.features import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
 from fairpate.data.pictures import LEVEL, PicturesConfig, decode, folder_table, pictures_in
-from fairpate.data.tables import Feature, Group, Label, NumberRange, TableFaults, Texts, When, several
+from fairpate.data.tables import TableFaults
 from fairpate.types import DataError, DataSettingsError, IntArray, joined_names
 
 
@@ -693,7 +694,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         record_id = Names(numbered)
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
-    described = tables.feature_codes(features)
+    described = columns.feature_codes(features)
     pixels = None
     if (shown := table.pictures) is not None:
         files = pictures_in(dataset.resolve_data_dir(request.data_dir), paths)

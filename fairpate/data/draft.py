@@ -27,12 +27,13 @@ from fairpate.config import DataConfig, nearest
 from fairpate.data import dataset as datasets
 from fairpate.data import table_files, tables
 from fairpate.data.dataset import Alike, Part
+from fairpate.data.dates import ISO_DATE
 from fairpate.data.declaration import PARTS, read_declaration, read_records, rows_of
 from fairpate.data.overlap import doubts_of
 from fairpate.data.pictures import LEVEL, folder_table
 from fairpate.data.registry import REGISTRY, dataset_of, entry_for, request_of
 from fairpate.data.table_files import TYPED_SUFFIXES, USUAL, Layout
-from fairpate.data.tables import DATES, ISO_DATE, TableFaults
+from fairpate.data.tables import DATES, TableFaults
 from fairpate.types import DataError, DataSettingsError, IntArray
 
 QUESTION = "# ?"

@@ -13,10 +13,10 @@ import numpy as np
 from fairpate import config as configuration
 from fairpate import encoders
 from fairpate.config import CODE_NAME, REMEDY, EmbeddingConfig
+from fairpate.data.columns import HASHED, even_records
 from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
 from fairpate.data.embedding import Embedding
 from fairpate.data.large_arrays import Pixels, kept_pixels
-from fairpate.data.tables import HASHED, even_records
 from fairpate.files import cache_dir
 from fairpate.lazy import torch
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, oriented_gradients

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fairpate.data.tables import PublishedValues, is_missing
+from fairpate.data.columns import PublishedValues, is_missing
 from fairpate.types import DataSettingsError
 
 Values = npt.NDArray[Any]

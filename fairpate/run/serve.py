@@ -28,27 +28,21 @@ from aggregator.service.api import Facts, bodies_for
 from aggregator.service.auth import LiveTokens
 from aggregator.service.server import Backend, Service, ServiceSettings, start_service
 from aggregator.session import AggregatorSession, PublicPool, Question
-from aggregator.store import (
-    is_database,
-)
+from aggregator.store import is_database
 from fairpate.config import QueriesConfig, RayConfig, WeightsConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
+from fairpate.data.columns import feature_codes
 from fairpate.data.declaration import read_declaration
 from fairpate.data.pictures import is_square_picture, picture_in
 from fairpate.data.registry import CODEBOOKS
-from fairpate.data.tables import RecordForm, feature_codes, form_of
+from fairpate.data.tables import RecordForm, form_of
 from fairpate.encoders import Encoder
 from fairpate.http_server import HttpServer, ServiceError
 from fairpate.methods import pate
 from fairpate.methods.noisy_counts import ServiceRule
 from fairpate.methods.pate import VotingMethod
 from fairpate.pages import delta_caution
-from fairpate.releases.directory import (
-    RunDirectory,
-    RunFolderError,
-    read_statement,
-    require_data_by_name,
-)
+from fairpate.releases.directory import RunDirectory, RunFolderError, read_statement, require_data_by_name
 from fairpate.releases.ledger import open_ledger, place_of, require_released, state_for_service
 from fairpate.releases.log import ReleaseLog
 from fairpate.releases.meter import LedgerMeter

@@ -22,7 +22,8 @@ from aggregator.mechanism import outcome
 from aggregator.service.api import Facts, about_json, bodies_for, question_of
 from aggregator.service.page import History, PointInTime, advice, forecast, span
 from aggregator.session import PublicPool, VotesUnavailableError
-from fairpate.data.tables import Feature, feature_codes, form_of
+from fairpate.data.columns import Feature, feature_codes
+from fairpate.data.tables import form_of
 from fairpate.privacy.accountant import rdp_data_dependent
 from fairpate.types import LOCAL_ANALYST, GateRule
 

@@ -15,7 +15,8 @@ from serving import ANALYST, OPERATOR, TERMS, free_port, open_backend, tokens_of
 from aggregator.service.api import Facts
 from aggregator.service.server import ServiceSettings
 from aggregator.session import PublicPool
-from fairpate.data.tables import Feature, feature_codes, form_of
+from fairpate.data.columns import Feature, feature_codes
+from fairpate.data.tables import form_of
 from fairpate.http_server import HttpServer
 from fairpate.pages import delta_text
 from fairpate.types import Budget

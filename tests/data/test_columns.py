@@ -13,20 +13,9 @@ from hypothesis import strategies as st
 
 from fairpate.config import Section
 from fairpate.data import DataError
+from fairpate.data.columns import Coding, Feature, Label, Meaning, feature_codes
 from fairpate.data.table_files import read_table
-from fairpate.data.tables import (
-    Coding,
-    ColumnCells,
-    Feature,
-    Label,
-    Meaning,
-    TableFaults,
-    codes,
-    codes_of,
-    encode,
-    feature_codes,
-    numbers,
-)
+from fairpate.data.tables import ColumnCells, TableFaults, codes, codes_of, encode, numbers
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 

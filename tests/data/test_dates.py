@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairpate import load_data
-from fairpate.data import DataError, tables
+from fairpate.data import DataError, columns, tables
 from fairpate.data.dataset import DataSettingsError
 from fairpate.estimators import declared_records
 
@@ -254,7 +254,7 @@ def test_every_day_is_one_exactly_where_the_calendar_of_python_has_it(form: str)
             expected.append(str(2024 - datetime.date(year, int(own["%m"]), int(own["%d"])).year))
         except ValueError:
             expected.append("refused")
-    feature = tables.Feature(bounds=(0, 150), date="age", age_on=datetime.date(2024, 12, 31), date_format=form)
+    feature = columns.Feature(bounds=(0, 150), date="age", age_on=datetime.date(2024, 12, 31), date_format=form)
     found = tables.numbers_of_dates(pa.array(cells), feature).to_pylist()
     assert [each if each.isdigit() else "refused" for each in found] == expected
 

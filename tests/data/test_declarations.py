@@ -12,11 +12,11 @@ import torch
 
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_data
+from fairpate.data.columns import Feature, Group, Label, Meaning
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Request, SourceFile
 from fairpate.data.declaration import Choice, Declaration, Files, Identity, Person, Rule, Trim
 from fairpate.data.pictures import PicturesConfig
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
-from fairpate.data.tables import Feature, Group, Label, Meaning
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairpate.data.columns import Feature, feature_codes
 from fairpate.data.table_files import plain_batches
-from fairpate.data.tables import Feature, RecordField, TableFaults, encode, feature_codes, form_of
+from fairpate.data.tables import RecordField, TableFaults, encode, form_of
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 

@@ -21,7 +21,7 @@ import torch
 import yaml
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, large_arrays, load_data, table_files, tables
+from fairpate.data import DataError, columns, large_arrays, load_data, table_files, tables
 from fairpate.data.dataset import DataSettingsError, LoadedRecords, Request
 from fairpate.data.declaration import entry_of, read_declaration, read_records
 from fairpate.files import CACHE_VARIABLE
@@ -275,9 +275,9 @@ def test_whole_numbers_of_any_size_are_clipped_as_in_text(kind: pa.DataType, suf
 def test_categories_and_vectors_of_large_whole_numbers_are_what_they_are() -> None:
     large = [2**53, 2**53 + 1, 2**62]
     table = pa.table({"code": pa.array([*large, 7], pa.int64()), "v": pa.array([[each] for each in [*large, 7]])})
-    code = tables.Feature(categories=(*map(str, large), "7.0"))
+    code = columns.Feature(categories=(*map(str, large), "7.0"))
     faults = tables.TableFaults()
-    x = tables.encode(table, [("code", code), ("v", tables.Feature(vector=1))], "t", faults)
+    x = tables.encode(table, [("code", code), ("v", columns.Feature(vector=1))], "t", faults)
     faults.require_none()
     assert x[:, :4].tolist() == torch.eye(4).tolist()
     assert x[:, 4].tolist() == pytest.approx([*large, 7])

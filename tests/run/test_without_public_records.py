@@ -16,9 +16,9 @@ import torch
 
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_data
+from fairpate.data.columns import even_records
 from fairpate.data.dataset import DataSettingsError, shortened_by_person
 from fairpate.data.features import completed_pool, embedded
-from fairpate.data.tables import even_records
 from fairpate.methods.base import Method, Training, configured, resolved
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.methods.residual_votes import AdaSsp, ResidualVotes

@@ -12,7 +12,8 @@ import pytest
 import torch
 from two_groups import untrained_student
 
-from fairpate.data.tables import Feature, feature_codes, form_of
+from fairpate.data.columns import Feature, feature_codes
+from fairpate.data.tables import form_of
 from fairpate.fairness.gate import filter_stream
 from fairpate.http_server import FaultError, Guard, RequestRate
 from fairpate.types import GateRule, KnownCaller
