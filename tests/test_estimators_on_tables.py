@@ -19,7 +19,8 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from two_groups import two_groups
 
 from fairpate import load_data
-from fairpate.estimators import FairClassifier, declared_records
+from fairpate.data.from_arrays import declared_records
+from fairpate.estimators import FairClassifier
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

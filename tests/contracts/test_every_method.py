@@ -18,7 +18,8 @@ from sklearn.exceptions import NotFittedError
 from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
 from fairpate.data.features import embedded
-from fairpate.estimators import FairClassifier, dataset_of, parameters_of
+from fairpate.data.from_arrays import dataset_of
+from fairpate.estimators import FairClassifier, parameters_of
 from fairpate.methods.base import FITTED, Method, all_methods, configured, fitted_to, method_names
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.releases.directory import read_json, read_statement

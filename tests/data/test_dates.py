@@ -18,7 +18,7 @@ import pytest
 from fairpate import load_data
 from fairpate.data import DataError, columns, tables
 from fairpate.data.dataset import DataSettingsError
-from fairpate.estimators import declared_records
+from fairpate.data.from_arrays import declared_records
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 
