@@ -3,8 +3,6 @@
 from fairpate.data import Dataset as Dataset
 from fairpate.data import load_data as load_data
 from fairpate.estimators import FairClassifier as FairClassifier
-from fairpate.estimators import FairSearchCV as FairSearchCV
-from fairpate.estimators import announce_search as announce_search
 from fairpate.methods.base import Method as Method
 from fairpate.methods.base import PrivateMethod as PrivateMethod
 from fairpate.methods.base import Trained as Trained
@@ -28,6 +26,8 @@ from fairpate.run.specify import Demand as Demand
 from fairpate.run.specify import specify_guarantees as specify_guarantees
 from fairpate.run.sweep import read_rows as read_rows
 from fairpate.run.tracking import log_to_mlflow as log_to_mlflow
+from fairpate.search import FairSearchCV as FairSearchCV
+from fairpate.search import announce_search as announce_search
 from fairpate.terminal import Reporter as Reporter
 
 __version__: str

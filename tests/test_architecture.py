@@ -27,7 +27,7 @@ FLOORS = (
     ("fairpate.methods",),
     ("fairpate.run",),
     ("fairpate.sites",),
-    ("fairpate.estimators", "fairpate.cli"),
+    ("fairpate.estimators", "fairpate.search", "fairpate.cli"),
     ("fairpate.__main__",),
 )
 HEAVY = {"torch", "torchvision", "ray"}

@@ -21,12 +21,13 @@ from two_groups import two_groups
 
 import fairpate.nn.fit
 from fairpate.config import CalibrationConfig, ConfigError, FitConfig, LoopConfig, PrivacyTarget
-from fairpate.estimators import FairClassifier, FairSearchCV
+from fairpate.estimators import FairClassifier
 from fairpate.fairness.group_tables import calibration_error, rates_by_group
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
 from fairpate.methods.f_ld import FairLoopConfig
 from fairpate.releases.directory import RunDirectory, read_labels
 from fairpate.releases.odometer import LimitReachedError, Odometer
+from fairpate.search import FairSearchCV
 from fairpate.types import GateRule
 
 pytestmark = pytest.mark.usefixtures("light_runs")
