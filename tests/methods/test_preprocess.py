@@ -9,7 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fairpate.methods.pate import cost_behind_sorted_filter, preprocessing_factor, sorted_filter, streaming_filter
+from fairpate.fairness.gate import filter_stream
+from fairpate.fairness.sorted_filter import cost_behind_sorted_filter, preprocessing_factor, sorted_filter
 from fairpate.types import GateRule
 
 
@@ -65,9 +66,9 @@ def test_the_streaming_filter_is_not_covered() -> None:
     for seed in range(12):
         generator = np.random.default_rng(seed)
         labels, groups = generator.integers(2, size=400), generator.integers(2, size=400)
-        kept = streaming_filter(labels, groups, rule=rule, num_groups=2, num_classes=2)
+        kept = filter_stream(labels, groups, rule=rule, num_groups=2, num_classes=2)
         for label, group in itertools.product((0, 1), (0, 1)):
-            wider = streaming_filter(
+            wider = filter_stream(
                 np.append(label, labels), np.append(group, groups), rule=rule, num_groups=2, num_classes=2
             )
             worst = max(worst, int((kept != wider[1:]).sum()))

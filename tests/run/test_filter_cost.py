@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairpate.methods.pate import cost_behind_sorted_filter, preprocessing_factor, target_behind_sorted_filter
+from fairpate.fairness.sorted_filter import cost_behind_sorted_filter, preprocessing_factor, target_behind_sorted_filter
 
 
 def test_a_tenth_triples_epsilon_and_the_target_is_its_inverse() -> None:
