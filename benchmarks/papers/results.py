@@ -23,7 +23,7 @@ from rich.console import Console
 from fairpate.config import apply_override, merge, read_yaml
 from fairpate.data import load_data
 from fairpate.methods.base import DEFAULT, Method, config_digest, configured
-from fairpate.methods.pate import VotingMethod
+from fairpate.methods.voting import VotingMethod
 from fairpate.pages import epsilon_text
 from fairpate.releases.directory import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.run import run_method

@@ -37,7 +37,8 @@ from fairpate.data import Dataset
 from fairpate.fairness.rates import dp_one_vs_rest
 from fairpate.http_server import HttpServer
 from fairpate.methods.base import resolved
-from fairpate.methods.pate import FairPate, StandingVoters
+from fairpate.methods.pate import FairPate
+from fairpate.methods.voting import StandingVoters
 from fairpate.releases.directory import RunDirectory, read_json, read_votes
 from fairpate.run.folder import as_trained, load_for
 from fairpate.run.run import run_method

@@ -42,7 +42,7 @@ from fairpate.data.table_files import text_of
 from fairpate.data.tables import TableFaults, cells, numbers
 from fairpate.lazy import torch
 from fairpate.methods.base import ExpectedVotes, Trained, Training
-from fairpate.methods.pate import NO_GATE, GnmaxMethod, ReleasedLabels, StandingVoters
+from fairpate.methods.voting import NO_GATE, GnmaxMethod, ReleasedLabels, StandingVoters
 from fairpate.pages import counted
 from fairpate.releases.directory import RunDirectory
 from fairpate.types import IntArray, LabelledSet, MechanismParameters, Unit, UserError, VoteBatch

@@ -42,7 +42,7 @@ from fairpate.data.embedding import Embed, SpaceConfig, clusters_of
 from fairpate.lazy import Later, torch
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.learning import passing
-from fairpate.methods.pate import QueryPlan, ReleasedLabels, StandingVoters, VotingMethod, digest_of_records
+from fairpate.methods.voting import QueryPlan, ReleasedLabels, StandingVoters, VotingMethod, digest_of_records
 from fairpate.privacy import accountant
 from fairpate.releases.directory import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, stream_seed

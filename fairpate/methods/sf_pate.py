@@ -31,7 +31,8 @@ from fairpate.lazy import functional, torch
 from fairpate.methods.base import Stream, Trained, Training
 from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
 from fairpate.methods.parity import UNKNOWN
-from fairpate.methods.pate import PateFamily, QueryPlan, ReleasedLabels, digest_of_records
+from fairpate.methods.pate import PateFamily
+from fairpate.methods.voting import QueryPlan, ReleasedLabels, digest_of_records
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, LabelledSet, VoteBatch, stream_seed
 

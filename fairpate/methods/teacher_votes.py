@@ -33,8 +33,8 @@ from fairpate.data import Dataset, Split
 from fairpate.methods.base import Audited, ExpectedVotes, Trained, Training, TrainsTeachers, noise_within
 from fairpate.methods.learning import unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, table_event
-from fairpate.methods.pate import choose_queries
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
+from fairpate.methods.voting import choose_queries
 from fairpate.privacy.audit import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.arrays import ReleasedArrays

@@ -278,7 +278,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
     run, place = ledger_of(path)
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
     config = open_run_directory(run.root)[1] if run is not None and run.config.exists() else None
-    from fairpate.methods.pate import VotingMethod  # here alone: other commands on ledgers need no methods
+    from fairpate.methods.voting import VotingMethod  # here alone: other commands on ledgers need no methods
 
     # The plan of the queries is that of voters alone.
     if run is not None and isinstance(config, VotingMethod):

@@ -25,7 +25,7 @@ from fairpate.data.features import completed_pool, feature_names
 from fairpate.encoders import Encoder
 from fairpate.files import write_atomically
 from fairpate.methods.base import looks_of, method_title
-from fairpate.methods.pate import Spending
+from fairpate.methods.voting import Spending
 from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve

@@ -32,7 +32,7 @@ from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
 from fairpate.methods.base import Method, ReleasingMethod, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.pate import ReleasedLabels
+from fairpate.methods.voting import ReleasedLabels
 from fairpate.pages import listed, percent
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY

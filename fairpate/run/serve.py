@@ -38,9 +38,9 @@ from fairpate.data.registry import CODEBOOKS
 from fairpate.data.tables import RecordForm, form_of
 from fairpate.encoders import Encoder
 from fairpate.http_server import HttpServer, ServiceError
-from fairpate.methods import pate
+from fairpate.methods import voting
 from fairpate.methods.noisy_counts import ServiceRule
-from fairpate.methods.pate import VotingMethod
+from fairpate.methods.voting import VotingMethod
 from fairpate.pages import delta_caution
 from fairpate.releases.directory import RunDirectory, RunFolderError, read_statement, require_data_by_name
 from fairpate.releases.ledger import open_ledger, place_of, require_released, state_for_service
@@ -61,7 +61,7 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True, weights: Weights
     pictures, or vectors of an encoder with its file of ``weights``, as pictures too.
     """
     # Without a number of queries and an admission rule, so that every record is offered, not the run's selection.
-    public = pate.choose_queries(dataset, QueriesConfig())
+    public = voting.choose_queries(dataset, QueriesConfig())
     embedding = dataset.embedding
 
     def place(features: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:

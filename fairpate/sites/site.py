@@ -537,7 +537,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
     """Take part in a plan as one site: check the plan by a rehearsal without private records, compute this site's
     tables, and write the results to a run folder. Return this folder, or None if the operator did not agree."""
     from fairpate.methods.base import price
-    from fairpate.methods.pate import digest_of_records
+    from fairpate.methods.voting import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
     from fairpate.releases.log import ReleaseLog
     from fairpate.releases.odometer import state_folder

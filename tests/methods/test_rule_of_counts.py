@@ -28,8 +28,8 @@ from fairpate.methods.noisy_counts import (
     offsets_of,
     table_event,
 )
-from fairpate.methods.pate import ReleasedLabels, VotingMethod
 from fairpate.methods.record_votes import UNITS, WeightedBallot
+from fairpate.methods.voting import ReleasedLabels, VotingMethod
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import VoteSums
 from fairpate.releases.directory import RunDirectory

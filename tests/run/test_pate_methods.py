@@ -112,7 +112,7 @@ def test_the_filter_keeps_what_the_gate_accepts(train: Train, monkeypatch: pytes
         seen["labels"] = labelled
         return options["initial_model"].eval()
 
-    monkeypatch.setattr("fairpate.methods.pate.fit_student", spy)
+    monkeypatch.setattr("fairpate.methods.voting.fit_student", spy)
     run = train("pate_s_pre", "aggregator.gate={max_disparity: 0.0, min_count: 5}", "seed=0")
     released, kept = read_labels(run.labels), seen["labels"]
     counts = [[0] * 10, [0] * 10]

@@ -26,8 +26,8 @@ from fairpate.config import ConfigError, DataConfig, RayConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.embedding import SpaceConfig
 from fairpate.methods.base import configured
-from fairpate.methods.pate import choose_queries
 from fairpate.methods.private_knn import Clusters, PrivateKnn, WholeCoordinates
+from fairpate.methods.voting import choose_queries
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.releases.directory import RunDirectory, read_json, read_labels, read_statement

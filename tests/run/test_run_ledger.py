@@ -17,7 +17,7 @@ from aggregator.session import epsilon_fixed_beforehand, query_key
 from aggregator.store import LedgerError, ledger_files
 from fairpate.cli.summaries import outcome
 from fairpate.data import load_data
-from fairpate.methods.pate import choose_queries
+from fairpate.methods.voting import choose_queries
 from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes

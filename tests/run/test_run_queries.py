@@ -10,7 +10,7 @@ from aggregator.ledger import Ledger
 from aggregator.session import AggregatorSession
 from fairpate.config import ConfigError
 from fairpate.data import load_data
-from fairpate.methods.pate import choose_queries
+from fairpate.methods.voting import choose_queries
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.releases.directory import read_statement
 

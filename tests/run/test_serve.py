@@ -28,7 +28,7 @@ from aggregator.store import ledger_files
 from fairpate.config import RayConfig
 from fairpate.data import load_data
 from fairpate.http_server import HttpServer
-from fairpate.methods.pate import StandingVoters
+from fairpate.methods.voting import StandingVoters
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_labels, read_votes
 from fairpate.run import serve
 from fairpate.run.publication import write_card

@@ -16,8 +16,8 @@ from fairpate.config import DataConfig, apply_override
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods.base import Training
 from fairpate.methods.base import configured as load_configured
-from fairpate.methods.pate import choose_queries
 from fairpate.methods.sf_pate import SfPate, attribute_questions
+from fairpate.methods.voting import choose_queries
 from fairpate.nn.models import build_model
 from fairpate.releases.directory import RunDirectory, read_labels
 from fairpate.run.folder import as_trained, create_run_directory

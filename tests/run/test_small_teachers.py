@@ -16,7 +16,8 @@ from aggregator.store import LedgerError
 from fairpate.data import Dataset, load_data
 from fairpate.methods import pate
 from fairpate.methods.base import resolved
-from fairpate.methods.pate import FairPate, StandingVoters
+from fairpate.methods.pate import FairPate
+from fairpate.methods.voting import StandingVoters
 from fairpate.releases.arrays import read_release, save_release
 from fairpate.releases.directory import (
     RunDirectory,
