@@ -619,8 +619,9 @@ _UNSEEN = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Alike:
-    """Names that are different text and probably one name: ``names`` names of one part of a data set that are equal to
-    another name of that part, or, if ``other_part`` is given, to a name of that one.
+    """A warning that names of records may be misspelt: ``names`` names of the part ``part`` of a data set differ as
+    text from another name, and probably mean the same. The other names are those of ``other_part``, or without it those
+    of the same part.
 
     ``how`` is `numbers` for names that are equal as numbers, such as 7, 07 and 7.0; and `signs` for names that are
     equal apart from invisible signs, spaces, capital letters and the forms of Unicode.

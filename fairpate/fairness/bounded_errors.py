@@ -138,8 +138,8 @@ def error_p_value(
 
 
 def first_tests(sizes_S: FloatArray, bins: ConfidenceBins, bound: ErrorBound, *, noise_stddev: float) -> IntArray:
-    """Return m0 (S,), the number of bins of each stratum's first test: the fewest for which a test is passed five times
-    in six, or those for which it is passed most often.
+    """Return m0 (S,), the number of bins of each stratum's first test: the fewest bins with which the test is passed
+    with probability 5/6; if no number of bins reaches 5/6, the one with the largest probability.
 
     ``sizes_S`` are numbers of records that do not depend on whether they are predicted rightly. The error rate is taken
     to be what the model's confidences on public records say, or a quarter of the bound if that is larger. A model that

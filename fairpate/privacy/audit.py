@@ -262,8 +262,8 @@ class NoiseSeen:
 
     @classmethod
     def of_squares(cls, total: float, num: int, *, kurtosis: float = 3.0) -> NoiseSeen:
-        """Return what ``num`` squares of the noise over its claimed standard deviation show, whose sum is ``total``.
-        ``kurtosis`` is that of the claimed noise: 3 for a Gaussian."""
+        """Compare the variance of ``num`` draws of noise with the claimed one. ``total`` is the sum of their squares,
+        each divided by the claimed variance. ``kurtosis`` is that of the claimed noise: 3 for a Gaussian."""
         spread, less = math.sqrt(max(kurtosis - 1, 0.0) / max(num, 1)), LESS_NOISE**2
         value = total / num if num else 1.0
         expected: dict[str, float] = {"expected": 1.0, "expected_of_less": less}
@@ -390,7 +390,8 @@ class NoiseTest:
     num: int = 0
 
     def is_off(self, confidence: float) -> bool:
-        """Return whether a correct release would show this with a probability below 1 - ``confidence``."""
+        """Return True if the test fails: a correct release would give a result this extreme with a probability below 1 -
+        ``confidence``."""
         return self.p_value < 1 - confidence
 
     def sees_shape(self, confidence: float) -> bool:
@@ -401,8 +402,9 @@ class NoiseTest:
 
 
 def normal_scores(noise: npt.ArrayLike, stddev: float, *, laplace: bool = False) -> FloatArray:
-    """Return a standard normal variable for every number of ``noise``, if it has the claimed distribution: Gaussian,
-    discrete Gaussian for whole numbers, or Laplace of standard deviation ``stddev``. Less noise gives smaller ones.
+    """Return the normal score of every number of ``noise``: the quantile of the standard normal law at the number's
+    probability under the claimed law of standard deviation ``stddev`` (Gaussian, discrete Gaussian for whole numbers,
+    or Laplace). The scores are standard normal if the claim is true, and nearer to 0 if there is less noise.
 
     Whole numbers are spread over the unit interval around them, at random.
     """

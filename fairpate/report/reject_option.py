@@ -28,7 +28,8 @@ class OrderResult:
     ``dp_one_vs_rest`` over the records answered so far.
 
     ``final_gap`` is the gap after the last answer; it is NaN if a group has answers, or a prediction, but too few to be
-    shown. So is ``coverage_G`` if too few of a group are answered or refused, and ``accuracy`` for almost no error.
+    shown. ``coverage_G`` is NaN for a group of which too few records are answered or refused, and ``accuracy`` is NaN
+    if too few answers are wrong.
     ``max_gap_from`` is the number of answers after which every group with records has got at least ``rule.min_count``
     answers, and enough answers to be shown. ``max_gap`` is the largest gap from there on. Both are undefined (None and
     NaN) if a group never gets that number of answers, or if there is only one group.

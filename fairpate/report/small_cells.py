@@ -131,7 +131,7 @@ class HiddenNumbers:
 
     @property
     def is_ordered(self) -> bool:
-        """True if no mask has a group that a mask which it is part of lacks."""
+        """True if the masks are nested: a group whose single rates are hidden has its larger tables hidden too."""
         parts = self.right_G | self.predicted_G | self.label_G
         return bool((self.found_G >= parts).all() and (self.table_G >= self.found_G).all())
 

@@ -158,7 +158,7 @@ class Draw:
         # Then the sites that stay reach the threshold: K - d >= (K + c) // 2 + 1.
         if not 2 * self.may_vanish + self.may_collude < len(self.sites):
             raise SumError(
-                f"Expected 2 may_vanish + may_collude < sites, got {self.may_vanish}, {self.may_collude} and "
+                f"Expected 2 * may_vanish + may_collude < sites, got {self.may_vanish}, {self.may_collude} and "
                 f"{len(self.sites)} sites; let fewer vanish or collude, or add sites."
             )
         if not LEAST_STDDEV <= self.share_stddev < _MOST_STDDEV:

@@ -179,7 +179,7 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
         assert "Traceback" not in errors
         return errors
 
-    assert "2 may_vanish + may_collude < sites" in refused("coordinator", "plan", *words, "--may-vanish", "1")
+    assert "2 * may_vanish + may_collude < sites" in refused("coordinator", "plan", *words, "--may-vanish", "1")
     assert "expected os_entropy" in refused("coordinator", "plan", *words, "--set", "noise=seeded")
     assert "encrypt with --tls-cert and --tls-key" in refused(
         "coordinator", "serve", "plan.json", "--data", "hospitals.yaml", "--host", "192.0.2.1"
