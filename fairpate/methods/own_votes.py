@@ -366,8 +366,8 @@ class OwnVotes(GnmaxMethod):
         return replace(expected, fitted_together=bool(self.votes.features) and expected.lead_of_one > 1)
 
     def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
-        """Return a student of the released answers or, where the noise hides single answers, of the shares of votes
-        that a rule fitted to all of them estimates on every public record."""
+        """Return a student of the released answers. Where the noise hides single answers, a rule is fitted to all of
+        them, and the student learns from the shares of votes that the rule estimates on every public record."""
         dataset, public = training.dataset, training.dataset.public
         if not self.voting(dataset, 0).fitted_together:
             return super().learn(training, labels)

@@ -390,8 +390,8 @@ class NoiseTest:
     num: int = 0
 
     def is_off(self, confidence: float) -> bool:
-        """Return True if the test fails: a correct release would give a result this extreme with a probability below 1 -
-        ``confidence``."""
+        """Return True if the test fails: a correct release would give a result this extreme with a probability below
+        1 - ``confidence``."""
         return self.p_value < 1 - confidence
 
     def sees_shape(self, confidence: float) -> bool:

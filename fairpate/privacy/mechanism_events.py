@@ -320,8 +320,8 @@ class PredictionTables(CountedEvent):
 
     @property
     def noise_stddev_weights(self) -> float:
-        """The standard deviation of the noise on each cell, in the table's units, of which one record or person adds at
-        most ``weight``."""
+        """The standard deviation of the noise on each cell, in the units in which one record or person adds at most
+        ``weight`` to the table."""
         return self.noise_stddev_records * self.weight
 
     @property

@@ -71,8 +71,8 @@ class MetricsFolder(_OneFile):
 
 class ChoiceFolder(_OneFile):
     """The paths of a private choice: which of several settings is best on the validation records. The choice is a
-    release, charged separately from the run's training. If its file was deleted, another choice may be made, which is charged
-    too."""
+    release, charged separately from the run's training. If its file was deleted, another choice may be made, which is
+    charged too."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
