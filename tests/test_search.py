@@ -20,7 +20,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from fairpate import FairClassifier, FairSearchCV, announce_search, estimators
+from fairpate import FairClassifier, FairSearchCV, announce_search
+from fairpate import search as searching
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.mechanism_events import SecretTrials, event_json, flat
@@ -80,7 +81,7 @@ def test_a_record_more_moves_no_other_and_training_never_sees_what_scores_read(
 ) -> None:
     X, y, groups = records()
     parts: list[tuple[set[bytes], set[bytes]]] = []
-    fit, score = FairClassifier.fit, estimators.score_of
+    fit, score = FairClassifier.fit, searching.score_of
 
     def seen_by(model: Any, x: Any, *given: Any, **other: Any) -> Any:
         parts.append(({row.astype(np.float32).tobytes() for row in x}, set()))
@@ -92,7 +93,7 @@ def test_a_record_more_moves_no_other_and_training_never_sees_what_scores_read(
         return score(student, split, *given)
 
     monkeypatch.setattr(FairClassifier, "fit", seen_by)
-    monkeypatch.setattr(estimators, "score_of", scored)
+    monkeypatch.setattr(searching, "score_of", scored)
     for rows in (599, 600):
         fixed(monkeypatch, 1)
         search().fit(X[:rows], y[:rows], sensitive_features=groups[:rows])
