@@ -59,7 +59,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSou
 from fairpate.privacy.mechanism_events import VoteTables
 from fairpate.releases.arrays import ReleasedArrays, read_release, require_same_settings
 from fairpate.releases.directory import DataRecord, RunDirectory, RunFolderError
-from fairpate.releases.meter import Charging
+from fairpate.releases.ledger import Charging
 from fairpate.terminal import Reporter
 from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, VoteBatch, stream_seed
 

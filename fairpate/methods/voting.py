@@ -55,8 +55,7 @@ from fairpate.privacy.audit import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import of_teachers
 from fairpate.releases.directory import RunDirectory, write_json, write_labels
-from fairpate.releases.ledger import keys_of, open_ledger
-from fairpate.releases.meter import LedgerMeter
+from fairpate.releases.ledger import LedgerMeter, keys_of, open_ledger
 from fairpate.report import records
 from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
 

@@ -43,9 +43,8 @@ from fairpate.methods.noisy_counts import ServiceRule
 from fairpate.methods.voting import VotingMethod
 from fairpate.pages import delta_caution
 from fairpate.releases.directory import RunDirectory, RunFolderError, read_statement, require_data_by_name
-from fairpate.releases.ledger import open_ledger, place_of, require_released, state_for_service
+from fairpate.releases.ledger import LedgerMeter, open_ledger, place_of, require_released, state_for_service
 from fairpate.releases.log import ReleaseLog
-from fairpate.releases.meter import LedgerMeter
 from fairpate.releases.odometer import Odometer, state_folder
 from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
 from fairpate.run.ledgers import last_backup_s

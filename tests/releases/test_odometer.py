@@ -39,8 +39,8 @@ from fairpate.privacy.mechanism_events import (
     event_json,
 )
 from fairpate.releases.directory import RunDirectory, RunDirectoryError
+from fairpate.releases.ledger import LedgerMeter
 from fairpate.releases.log import ReleaseLog
-from fairpate.releases.meter import LedgerMeter
 from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, spent_since, state_folder
 from fairpate.run.compare import count_cell
 
