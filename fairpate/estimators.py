@@ -61,7 +61,8 @@ from fairpate.data.from_arrays import (
 from fairpate.data.given import values_of
 from fairpate.data.overlap import PUBLIC_RECORD, doubts, require_no_copy
 from fairpate.fairness import group_tables
-from fairpate.methods.base import FITTED, Method, Price, Stream, configured, find_method, fitted_to, kind_of_teachers
+from fairpate.methods.base import Method, Price, Stream, configured, find_method
+from fairpate.methods.defaults import FITTED, fitted_to, kind_of_teachers
 from fairpate.methods.sections import Sections, Setting
 from fairpate.pages import delta_caution, epsilon_text
 from fairpate.privacy.mechanism_events import event_from

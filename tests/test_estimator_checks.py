@@ -11,7 +11,8 @@ from method_kinds import OF_EACH_KIND, quick_and_slow
 from sklearn.utils.estimator_checks import check_estimator
 
 from fairpate.estimators import FairClassifier, expected_failed_checks, parameters_of
-from fairpate.methods.base import COUNTS, DEFAULT, FITTED, find_method, method_names
+from fairpate.methods.base import DEFAULT, find_method, method_names
+from fairpate.methods.defaults import COUNTS, FITTED
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

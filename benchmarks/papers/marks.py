@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import measured
 
 from fairpate.data import REGISTRY
-from fairpate.methods.base import resolved
+from fairpate.methods.defaults import resolved
 
 FILES = ("marks", "marks_parkinsons")
 EPSILONS = ("0.1", "0.3", "1", "3")

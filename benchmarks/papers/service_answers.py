@@ -36,7 +36,7 @@ from aggregator.service.writer import no_public_labels
 from fairpate.data import Dataset
 from fairpate.fairness.rates import dp_one_vs_rest
 from fairpate.http_server import HttpServer
-from fairpate.methods.base import resolved
+from fairpate.methods.defaults import resolved
 from fairpate.methods.pate import FairPate
 from fairpate.methods.voting import StandingVoters
 from fairpate.releases.directory import RunDirectory, read_json, read_votes

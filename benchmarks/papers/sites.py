@@ -385,7 +385,7 @@ class Hospitals:
         self.of_curator = replace(self.together, private=joined([each.private for each in self.sites]))
 
     def config(self, method: str, party: Path | None = None, *options: str) -> Any:
-        from fairpate.methods.base import resolved
+        from fairpate.methods.defaults import resolved
 
         if method == "residual_votes":
             options = (*options, "residual_votes.curvature=public")
@@ -474,7 +474,8 @@ class Hospitals:
 
     def _as_dp_sgd(self) -> Any:
         """As `fairpate run` has for as many units in one place: five epochs of batches of a fiftieth."""
-        from fairpate.methods.base import configured, fitted_to
+        from fairpate.methods.base import configured
+        from fairpate.methods.defaults import fitted_to
 
         num_units = sum(site.private.num_protected for site in self.sites)
         values = fitted_to("dp_sgd", count=num_units, num_public=len(self.together.public))

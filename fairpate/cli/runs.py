@@ -89,7 +89,8 @@ def run(
             needs more noise.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.methods.base import configured, resolved
+    from fairpate.methods.base import configured
+    from fairpate.methods.defaults import resolved
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
 
@@ -151,7 +152,8 @@ def _dry_run(
     by noisy votes are then forecast too, for comparison. ``is_example``: the user named nothing, and the embedded
     example is run.
     """
-    from fairpate.methods.base import check_release_of, default_method
+    from fairpate.methods.base import check_release_of
+    from fairpate.methods.defaults import default_method
     from fairpate.pages import delta_caution
     from fairpate.releases.directory import RunDirectory
     from fairpate.run.folder import check_run_directory, load_for

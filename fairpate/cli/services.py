@@ -641,7 +641,7 @@ def make_plan(
     """
     # Before an embedding is fitted, which takes a while.
     check_output(output, "--output", is_file=True, suffixes=(".json",))
-    from fairpate.methods.base import resolved
+    from fairpate.methods.defaults import resolved
     from fairpate.sites import plan as plans
 
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}

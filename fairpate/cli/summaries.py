@@ -29,7 +29,8 @@ from fairpate.config import ConfigError, Section, read_yaml
 from fairpate.data import REGISTRY, DatasetDescription
 from fairpate.data.draft import Check
 from fairpate.files import PlaceError, check_output
-from fairpate.methods.base import COUNTS, FITTED, find_method, looks_of, method_names
+from fairpate.methods.base import find_method, looks_of, method_names
+from fairpate.methods.defaults import COUNTS, FITTED
 from fairpate.pages import counted, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.releases.directory import RunDirectory, read_json, read_statement

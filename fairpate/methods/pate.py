@@ -31,16 +31,8 @@ from fairpate.config import AggregatorConfig, GatedAggregatorConfig
 from fairpate.data import Dataset, Split
 from fairpate.files import Storage, arrays_digest, open_storage
 from fairpate.lazy import Later
-from fairpate.methods.base import (
-    Audited,
-    NoisySum,
-    Stream,
-    Trained,
-    Training,
-    TrainsTeachers,
-    determining_values,
-    multiplier_within,
-)
+from fairpate.methods.base import Audited, NoisySum, Stream, Trained, Training, TrainsTeachers, determining_values
+from fairpate.methods.defaults import multiplier_within
 from fairpate.methods.learning import passing, unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, table_event
 from fairpate.methods.record_votes import rule_network, with_noise

@@ -60,7 +60,7 @@ from fairpate.data.tables import Floats
 from fairpate.fairness import rates
 from fairpate.fairness.rates import LabelledRecords, TableByGroup
 from fairpate.lazy import sklearn, torch
-from fairpate.methods import base
+from fairpate.methods import base, defaults
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.learning import fit_student, passing
 from fairpate.privacy.audit import Shadows
@@ -351,7 +351,7 @@ class RecordVotesConfig(TaughtConfig, SpaceConfig):
         if self.num_prototypes is not None:
             return self.num_prototypes
         # From the declared number: where records are added or removed, the real one is private.
-        filled = pool if self.num_records is None else int(self.num_records / (base.STDDEVS_PER_CELL * stddev))
+        filled = pool if self.num_records is None else int(self.num_records / (defaults.STDDEVS_PER_CELL * stddev))
         return max(1, min(filled, pool // _POOL_PER_CELL))
 
 

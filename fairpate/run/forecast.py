@@ -31,7 +31,7 @@ from fairpate import types
 from fairpate.config import ConfigError, Override
 from fairpate.data import Dataset, entry_for, load_once
 from fairpate.data.dataset import DatasetEntry
-from fairpate.methods import base
+from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, Price
 from fairpate.pages import SEEN, counted, delta_caution, delta_text, epsilon_text, is_void_delta, meaning, percent
 from fairpate.releases.directory import RunDirectory
@@ -136,7 +136,7 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
     found = []
     for method in types.stepwise([name for name in base.voters_of_each_kind() if name != chosen]):
         try:
-            config = base.resolved(overrides, method)
+            config = defaults.resolved(overrides, method)
             config.require_trainable()
             # Several kinds see the pool through the same embedding, and one may take a minute to compute.
             dataset = load_once(config.data)

@@ -51,7 +51,7 @@ from fairpate.config import (
 from fairpate.data import REGISTRY, DataError, entry_for, request_of
 from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, make_folder, private_folder, write_atomically
-from fairpate.methods import base
+from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, determining_values, find_method, read_and_unread, refused
 from fairpate.releases.directory import RunDirectoryError
 from fairpate.report.frontier import FAILED, Row
@@ -428,7 +428,7 @@ def _config(
                 settings: Values = {}
                 for layer in layers:
                     settings = merge(settings, _nested(layer))
-                chosen = _fitted_values(method, own_data.model_dump_json(), base.kind_of_teachers(settings))
+                chosen = _fitted_values(method, own_data.model_dump_json(), defaults.kind_of_teachers(settings))
                 begun = merge(chosen, {"data": {"name": own_data.name}})
     except (ConfigError, DataError) as error:
         found.append(error)
@@ -486,17 +486,17 @@ def _nested(layer: _Layer) -> dict[str, Any]:
 
 
 @lru_cache
-def _fitted_values(method: str, data_json: str, teachers: base.TeacherKind) -> Values:
+def _fitted_values(method: str, data_json: str, teachers: defaults.TeacherKind) -> Values:
     # One mapping for all callers, which merge it and never write into it.
-    return base.fitted(DataConfig.model_validate_json(data_json), method, teachers=teachers)
+    return defaults.fitted(DataConfig.model_validate_json(data_json), method, teachers=teachers)
 
 
-def _teachers(config: Method) -> base.TeacherKind:
-    return base.kind_of_teachers(config.model_dump())
+def _teachers(config: Method) -> defaults.TeacherKind:
+    return defaults.kind_of_teachers(config.model_dump())
 
 
 @lru_cache
-def _start(method: str, data_json: str, teachers: base.TeacherKind) -> Method:
+def _start(method: str, data_json: str, teachers: defaults.TeacherKind) -> Method:
     """Return the configuration from which `fairpate run` with this method and data set starts, before any ``--set``.
     ``data_json`` is the data set's :class:`DataConfig` as JSON text; ``teachers``: the kind that some ``--set``
     chooses."""

@@ -32,7 +32,7 @@ from fairpate.data.dataset import Dataset
 from fairpate.data.declaration import read_declaration, rows_of
 from fairpate.data.registry import CODEBOOKS, MADE, entry_for, load_data, request_of
 from fairpate.data.table_files import text_of
-from fairpate.methods.base import resolved
+from fairpate.methods.defaults import resolved
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.releases.directory import RunDirectory

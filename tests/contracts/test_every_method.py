@@ -20,7 +20,8 @@ from fairpate.data import Dataset
 from fairpate.data.features import embedded
 from fairpate.data.from_arrays import dataset_of
 from fairpate.estimators import FairClassifier, parameters_of
-from fairpate.methods.base import FITTED, Method, all_methods, configured, fitted_to, method_names
+from fairpate.methods.base import Method, all_methods, configured, method_names
+from fairpate.methods.defaults import FITTED, fitted_to
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.releases.directory import read_json, read_statement
 from fairpate.run.run import run_method

@@ -24,11 +24,8 @@ import ten_minutes  # noqa: E402
 
 import fairpate  # noqa: E402
 from fairpate.cli.summaries import as_yaml, fields_of  # noqa: E402
-from fairpate.methods.base import (  # noqa: E402
-    all_methods,
-    config_digest,
-    resolved,
-)
+from fairpate.methods.base import all_methods, config_digest  # noqa: E402
+from fairpate.methods.defaults import resolved  # noqa: E402
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("light_runs")

@@ -12,7 +12,8 @@ import pytest
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
 from fairpate.data.dataset import DatasetEntry
-from fairpate.methods.base import configured, default_method, fitted, fitted_to, method_names, num_features, resolved
+from fairpate.methods.base import configured, method_names
+from fairpate.methods.defaults import default_method, fitted, fitted_to, num_features, resolved
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 

@@ -15,7 +15,8 @@ from scipy.stats import norm
 
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_data
-from fairpate.methods.base import Training, configured, multiplier_within
+from fairpate.methods.base import Training, configured
+from fairpate.methods.defaults import multiplier_within
 from fairpate.methods.noisy_counts import (
     _POWERS,
     _SCALES,

@@ -13,7 +13,8 @@ from method_kinds import quick_and_slow
 from sweeps import measured
 
 from fairpate.config import ConfigError, SweepConfig, parse_config
-from fairpate.methods.base import Method, config_digest, method_names, resolved
+from fairpate.methods.base import Method, config_digest, method_names
+from fairpate.methods.defaults import resolved
 from fairpate.run.compare import choices
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fairpate.cli.base import EXAMPLES
-from fairpate.methods.base import default_method
+from fairpate.methods.defaults import default_method
 from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import Guarantee, RunStatement
 from fairpate.run.compare import claims_in_words

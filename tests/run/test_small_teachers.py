@@ -15,7 +15,7 @@ from aggregator.session import AggregatorSession, Question
 from aggregator.store import LedgerError
 from fairpate.data import Dataset, load_data
 from fairpate.methods import pate
-from fairpate.methods.base import resolved
+from fairpate.methods.defaults import resolved
 from fairpate.methods.pate import FairPate
 from fairpate.methods.voting import StandingVoters
 from fairpate.releases.arrays import read_release, save_release

@@ -19,7 +19,8 @@ from fairpate.data import Dataset, load_data
 from fairpate.data.columns import even_records
 from fairpate.data.dataset import DataSettingsError, shortened_by_person
 from fairpate.data.features import completed_pool, embedded
-from fairpate.methods.base import Method, Training, configured, resolved
+from fairpate.methods.base import Method, Training, configured
+from fairpate.methods.defaults import resolved
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.methods.residual_votes import AdaSsp, ResidualVotes
 from fairpate.releases.arrays import ReleasedArrays, read_release

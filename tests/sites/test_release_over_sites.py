@@ -25,7 +25,8 @@ from fairpate.data import load_data
 from fairpate.data.registry import load_at_site
 from fairpate.files import arrays_digest
 from fairpate.http_server import HttpServer, HttpSettings
-from fairpate.methods.base import configured, resolved
+from fairpate.methods.base import configured
+from fairpate.methods.defaults import resolved
 from fairpate.releases import log
 from fairpate.releases.arrays import read_release
 from fairpate.releases.directory import RunDirectory, read_json, read_statement
