@@ -12,8 +12,8 @@ import pytest
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
 from fairpate.data.dataset import DatasetEntry
-from fairpate.methods.base import configured, method_names
-from fairpate.methods.defaults import default_method, fitted, fitted_to, num_features, resolved
+from fairpate.methods.base import configured, method_names, num_features
+from fairpate.methods.defaults import default_method, fitted, fitted_to, resolved
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -134,7 +134,8 @@ def test_the_configuration_of_one_method_is_read_without_torch_and_other_methods
     """Also where its settings are chosen for the data set; a section of another method is checked by that one alone."""
     program = """
 import json, sys
-from fairpate.methods.base import configured, resolved
+from fairpate.methods.base import configured
+from fairpate.methods.defaults import resolved
 
 def loaded():
     return sorted(name for name in sys.modules if name == "torch" or name.startswith("fairpate.methods."))
@@ -147,7 +148,7 @@ print(json.dumps([alone, loaded()]))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
     alone, with_others = json.loads(ended.stdout)
-    assert alone == ["fairpate.methods.base", "fairpate.methods.dp_sgd"]
+    assert alone == ["fairpate.methods.base", "fairpate.methods.defaults", "fairpate.methods.dp_sgd"]
     used = {"fairpate.methods.f_ld", "fairpate.methods.parity", "torch"}  # by F-LD itself
     assert set(with_others) - set(alone) <= used
 
