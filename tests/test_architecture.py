@@ -27,7 +27,8 @@ FLOORS = (
     ("fairpate.methods",),
     ("fairpate.run",),
     ("fairpate.sites",),
-    ("fairpate.estimators", "fairpate.search", "fairpate.cli"),
+    ("fairpate.estimators", "fairpate.cli"),
+    ("fairpate.search",),
     ("fairpate.__main__",),
 )
 HEAVY = {"torch", "torchvision", "ray"}

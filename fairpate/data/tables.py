@@ -139,7 +139,7 @@ def numbers_of_dates(values: pa.Array, feature: Feature) -> pa.Array:
     """
     form, text = feature.date_format, text_of(values)
     if is_dates(values.type):
-        form, text = pc.utf8_slice_codeunits(text, 0, 10)
+        form, text = ISO_DATE, pc.utf8_slice_codeunits(text, 0, 10)
     low, high = feature.bounds or (0, 0)
     numbers_N = pa.nulls(len(text), pa.int64())
     if not is_short(form):

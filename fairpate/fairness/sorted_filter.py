@@ -18,21 +18,9 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-
-from fairpate.lazy import Later
-
-if TYPE_CHECKING:
-    from fairpate.nn import fit, models
-    from student import student as students
-    from teachers import ensemble as ensembles
-    from teachers import ray_pool
-else:  # all import torch, which readers of votes and configurations do not need
-    fit, models, students = Later("fairpate.nn.fit"), Later("fairpate.nn.models"), Later("student.student")
-    ensembles, ray_pool = Later("teachers.ensemble"), Later("teachers.ray_pool")
 
 
 def preprocessing_factor(max_disparity: float | Fraction) -> int:
