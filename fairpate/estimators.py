@@ -46,6 +46,7 @@ from fairpate.data.declaration import read_declaration
 from fairpate.data.embedding import save_embedding
 from fairpate.data.features import embedded
 from fairpate.data.from_arrays import (
+    GIVEN,
     NO_LABEL,
     GivenRecords,
     SensitiveFeature,
@@ -329,7 +330,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         'clinic'
         """
         # Only to refuse its faults now: records are encoded in `fit`.
-        read_declaration(declaration if isinstance(declaration, Mapping) else Path(declaration), given=("private",))
+        read_declaration(declaration if isinstance(declaration, Mapping) else Path(declaration), given=GIVEN)
         settings["declaration"] = dict(declaration) if isinstance(declaration, Mapping) else str(declaration)
         return cls(method, **settings)
 

@@ -24,12 +24,14 @@ from torch import Tensor
 from fairpate.config import ConfigError, Section, nearest, parse_config
 from fairpate.data import SPLIT_NAMES, Dataset, Split, table_files, tables
 from fairpate.data.columns import is_missing
-from fairpate.data.dataset import SEPARATORS, alike, counted
+from fairpate.data.dataset import SEPARATORS, Part, alike, counted
 from fairpate.data.declaration import as_declared, read_declaration
 from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
 
 Values = npt.NDArray[Any]
+GIVEN: tuple[Part, ...] = ("private",)
+"""The parts of a data set that a caller of an estimator passes."""
 _MOST_DRAWN = 10**7
 NO_LABEL = (
     "expected a label for every record, got {} records without one (contains NaN, None, masked or refused ones); leave "
@@ -302,7 +304,7 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     ValueError, names every column with undeclared values, and one of which nearly all values are clipped. ValueError
     for a declaration of pictures, or one that leaves rows out. ``name`` is the frame's name in errors.
     """
-    table = read_declaration(declaration, given=("private",))
+    table = read_declaration(declaration, given=GIVEN)
     if table.pictures or table.keep:
         raise ValueError(
             f"declaration: {table.name} declares `pictures` or `keep`, which an estimator does not apply; use "

@@ -20,6 +20,7 @@ from fairpate.report import records
 from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.figures import settings_words
 from fairpate.report.metrics import Evaluation
+from fairpate.report.population import PrivatePopulation
 from fairpate.report.records import Guarantee, RunStatement
 from fairpate.report.run_page import GAP_NAMES, answered_words
 from fairpate.types import TELLS_SIZE, GateRule
@@ -101,7 +102,7 @@ class Card:
     evaluation: Evaluation
     refusals: CardRefusals | None = None
     answers: AnswerGuarantee | None = None
-    private_population: records.PrivatePopulation | None = None
+    private_population: PrivatePopulation | None = None
 
     @property
     def statement(self) -> RunStatement:
