@@ -19,11 +19,11 @@ pytestmark = pytest.mark.usefixtures("light_runs")
 def test_killed_again_and_again_no_guarantee_is_broken(back_end):
     if back_end == "database" and programs() is None:
         pytest.skip("PostgreSQL is not installed")
-    told = crash_campaign.told_after(12, seed=1, in_database=back_end == "database")
-    assert (told["kills"], told["guarantees broken"]) == (12, 0)
-    assert told["answers heard"] > 120
+    told = crash_campaign.told_after(6, seed=1, in_database=back_end == "database")
+    assert (told["kills"], told["guarantees broken"]) == (6, 0)
+    assert told["answers heard"] > 60
     assert told["left open, and charged"] > 0
-    assert told["rolled back, and refused"] > 3
+    assert told["rolled back, and refused"] > 1
 
 
 @pytest.fixture
