@@ -304,7 +304,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
         *("title", "method", "guarantee", "voting", "evaluations", "reject_option", "answers"),
-        *("num_training_labels", "private_population", "made", "intended_use", "audited"),
+        *("num_training_labels", "private_population", "made", "intended_use", "audited", "choice"),
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
