@@ -486,7 +486,8 @@ def question_of(query: Any, pool: PublicPool) -> Question:
     if hasattr(query, "picture"):
         try:
             assert pool.picture is not None
-            return pool.posted(pool.picture(base64.b64decode(query.picture, validate=True)), query.group)
+            read: Any = pool.picture(base64.b64decode(query.picture, validate=True))
+            return pool.posted(read, query.group)
         except ValueError as error:
             raise FaultError(422, "picture", "", f"Expected a PNG or JPEG file in base64 ({error}).") from error
     if not hasattr(query, "record"):
@@ -503,7 +504,10 @@ def question_of(query: Any, pool: PublicPool) -> Question:
 async def questions_of(queries: Sequence[Any], pool: PublicPool) -> list[Question]:
     """Convert validated queries as :func:`question_of` does; those with pictures in a thread, since an encoder takes a
     while."""
-    convert = lambda: [question_of(query, pool) for query in queries]  # noqa: E731
+
+    def convert() -> list[Question]:
+        return [question_of(query, pool) for query in queries]
+
     return await asyncio.to_thread(convert) if any(hasattr(each, "picture") for each in queries) else convert()
 
 

@@ -83,7 +83,7 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True, weights: Weights
 
         def picture(content: bytes) -> npt.NDArray[np.generic]:
             # As the pool's were read: a public picture that is posted is the query that is in the pool.
-            x = picture_in(content, shape)
+            x: Any = picture_in(content, shape)
             return place(x if encoder is None else encoder(torch.from_numpy(x.copy())[None])[0].numpy())
 
     return PublicPool(
