@@ -303,7 +303,7 @@ def _unpacked(archive: bytes, names: Sequence[str], to: Path, record: Mapping[st
     make_folder(to)
     with (
         tempfile.TemporaryDirectory(prefix=".fetched-", dir=to) as temporary,
-        tarfile.open(fileobj=io.BytesIO(archive)) as opened,
+        tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened,
     ):
         members = opened.getmembers()
         for each in members:

@@ -10,17 +10,18 @@ import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import teachers.cluster
 from fairpate.cli import main
 from fairpate.run import jobs
-from fairpate.run.jobs import Cluster, Job, plan_job
+from fairpate.run.jobs import Cluster, Job, JobError, plan_job
 from fairpate.types import UserError
 from teachers.ensemble import PoolError
 
@@ -196,3 +197,39 @@ def test_what_is_fetched_again_replaces_what_was_fetched_before(tmp_path: Path) 
     jobs._unpacked(packed("public/a"), ("public",), tmp_path / "to", {"job": "2"})
     found = {str(path.relative_to(tmp_path)) for path in (tmp_path / "to").rglob("*")}
     assert found == {"to/public", "to/public/a", "to/job.json"}
+
+
+class Here(Cluster):
+    """A cluster whose jobs run in this machine's shell, and whose log has lines of others in the middle."""
+
+    def __init__(self) -> None:
+        self.address = "http://127.0.0.1:8265"
+
+    def _submitted(self, **values: Any) -> str:
+        return str(values["entrypoint"])
+
+    def follow(self, job: str, show: Callable[[str], object]) -> tuple[int, str]:
+        ran = subprocess.run(["sh", "-c", job], capture_output=True, text=True, check=False)  # noqa: S603, S607
+        for line in ran.stdout.splitlines():
+            show(line)
+            show(f"Running entrypoint for job 1: {job}")
+        return ran.returncode, ""
+
+
+def test_public_files_arrive_and_private_ones_stay(tmp_path: Path) -> None:
+    run, sweep = tmp_path / "head's run", tmp_path / "sweep"
+    for name in ("public/report.html", "public/figures/a.svg", "private/votes.parquet"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(name.encode() * 1000)
+    for name in ("results.parquet", "report.html", "private/results.parquet", "runs/a/private/votes.parquet"):
+        (sweep / name).parent.mkdir(parents=True, exist_ok=True)
+        (sweep / name).write_text(name)
+    of_run = Job(command="run", words=(), out=str(run), to=str(tmp_path / "a"))
+    assert Here().fetch("1", of_run) == ["public/figures/a.svg", "public/report.html"]
+    assert (tmp_path / "a/public/report.html").read_bytes() == b"public/report.html" * 1000
+    of_sweep = Job(command="compare", words=(), out=str(sweep), to=str(tmp_path / "b"))
+    assert Here().fetch("2", of_sweep) == ["report.html", "results.parquet"]
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {"report.html", "results.parquet", "job.json"}
+    assert Here().fetch("3", Job(command="compare", words=(), out=str(run), to=str(tmp_path / "c"))) == []
+    with pytest.raises(JobError, match=r"did not arrive complete .*; `fairpate cluster follow 4 --on"):
+        Here().fetch("4", Job(command="run", words=(), out=str(tmp_path / "gone"), to=str(tmp_path / "d")))
