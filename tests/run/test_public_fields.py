@@ -317,5 +317,5 @@ def test_pages_are_made_of_what_is_listed() -> None:
         *("epsilon_course", "outcomes_GO", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
-        *("title", "rows", "for_operator", "publish_unprotected", "notion", "fair_at", "looks")
+        *("title", "rows", "for_operator", "publish_unprotected", "notion", "fair_at", "looks", "choices")
     }
