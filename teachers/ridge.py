@@ -82,13 +82,18 @@ class FeatureMap:
 
 
 def solve_teachers(
-    shards: Sequence[tuple[Tensor, Tensor]], indices: Sequence[int], *, num_classes: int, penalty: float
+    shards: Sequence[tuple[Tensor, Tensor]],
+    indices: Sequence[int],
+    *,
+    num_classes: int,
+    penalty: float,
+    balanced: bool = True,
 ) -> dict[str, Tensor]:
     """Return the weights ``0.weight`` (T, C, K) and ``0.bias`` (T, C) of one teacher for each shard, on the CPU.
 
     ``shards``: features phi(x) (N, K) and classes (N,) of each teacher's records. ``indices``: the teachers' numbers in
     the whole ensemble, which decide the votes of teachers without records. The bias of a class that a shard lacks is
-    minus infinity.
+    minus infinity. Without ``balanced`` every record weighs the same, for the ablation in the documentation.
     """
     device, (width, count) = shards[0][0].device, (shards[0][0].shape[1] + 1, len(shards))
     moments_TKK = torch.zeros(count, width, width, dtype=torch.float64, device=device)
@@ -100,7 +105,7 @@ def solve_teachers(
         labels_NC = torch.nn.functional.one_hot(y_N, num_classes).double()
         sizes_C = labels_NC.sum(dim=0)
         present_TC[teacher] = (sizes_C > 0).cpu()
-        weights_C = len(y_N) / ((sizes_C > 0).sum() * sizes_C.clamp(min=1))
+        weights_C = len(y_N) / ((sizes_C > 0).sum() * sizes_C.clamp(min=1)) if balanced else torch.ones_like(sizes_C)
         full_NK = torch.nn.functional.pad(phi_NK.double(), (0, 1), value=_BIAS)
         weighted_KN = (full_NK * (labels_NC @ weights_C)[:, None]).T
         # Products of one shard alone: a batched product's bits would depend on how many records the others have.

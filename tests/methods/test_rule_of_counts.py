@@ -235,6 +235,47 @@ def test_counts_and_table_together_cost_the_target(epsilon: float, share: float)
     assert terms.beside == (table,)
 
 
+@pytest.mark.parametrize("by_person", [False, True])
+def test_no_neighbour_of_a_tiny_data_set_moves_both_releases_by_more_than_the_target(
+    by_person: bool, tmp_path: Path
+) -> None:
+    """Brute force over everybody: votes of retrained teachers, and the table on bins of the same released counts."""
+    private = records(0, 15, persons=by_person)
+    units = sorted(set(private.person_id if by_person else private.record_id))
+    data, config = dataset(private), small_teachers("fairpate", "counts", num_queries=20)
+    assert data.unit == ("person" if by_person else "record")
+    config = config.model_copy(update={"teachers": config.teachers.model_copy(update={"num_teachers": 8})})
+    plan, (event,) = config.plan(data), config.beside(data)
+    noise = plan.mechanism.noise_stddev_votes
+
+    def votes(split: Any, name: str) -> IntArray:
+        neighbour = dataclasses.replace(data, private=split)
+        return config.collect_votes(neighbour, plan.queries, tmp_path / name, QUIET).votes_QC
+
+    whole, draws = votes(private, "whole"), np.random.default_rng(2)
+    # Few and many released counts that another draw of the noise may show: the bins of the table follow from them.
+    released = [whole + np.rint(draws.normal(0, scale, whole.shape)).astype(np.int64) for scale in (0, 1, noise)]
+    worst = 0.0
+    for unit in units:
+        others = [row for row, name in enumerate(private.person_id or private.record_id) if name != unit]
+        squared = np.square(whole - votes(private.take(others), unit)).sum() / noise**2
+        for counts_QC in released:
+            counts = NoisyCounts(
+                counts_QC=counts_QC, record_ids=plan.queries.record_id, num_voters=8, noise_stddev_votes=noise
+            )
+            with_all, without_unit = (
+                counts.table(
+                    dataclasses.replace(data, private=split), event, config.thresholds, lambda exact_KC, **_: exact_KC
+                )
+                for split in (private, private.take(others))
+            )
+            moved = np.square(with_all - without_unit).sum() / event.noise_stddev_votes**2
+            worst = max(worst, squared + moved)
+    # Gaussian releases whose settings follow from earlier ones compose by the sum of mu squared (Dong et al. 2022).
+    spent = gaussian_epsilon(math.sqrt(worst), config.target.delta)
+    assert 0.5 * config.target.epsilon < spent <= config.target.epsilon
+
+
 def small_teachers(method: str, release: str, **aggregator: Any) -> Any:
     values = {"teachers": {"model": "ridge", "num_teachers": 250}, "ray": {"num_actors": 0}, "noise": "seeded"}
     asked = {"release": release, "mechanism": {"threshold": -math.inf, "noise_stddev_votes": 50}} | aggregator

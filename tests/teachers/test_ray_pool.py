@@ -14,7 +14,7 @@ import ray
 import torch
 
 import teachers.ray_pool
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersTraining
+from fairpate.config import FitConfig, ModelConfig, RayConfig, RidgeConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.types import UserError
 from teachers.ensemble import BlockPool, PoolError, collect_votes, train_ensemble
@@ -66,15 +66,24 @@ class KillingPool:
         return compute_or_die
 
 
-def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(two_actors: RayPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["mlp", pytest.param("ridge", marks=pytest.mark.slow)])
+def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(
+    model: Any, two_actors: RayPool, tmp_path: Path
+) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 6, generator=generator)
     y = (x[:, 0] > 0).long()
     split = Split(x=x, y=y, z=y, record_id=tuple(str(i) for i in range(200)))
-    config = TeachersTraining(num_teachers=6, model=ModelConfig(name="mlp"), fit=FitConfig(epochs=20), block_size=2)
+    if model == "ridge":
+        config = TeachersTraining(num_teachers=30, ridge=RidgeConfig(), block_size=10)
+    else:
+        config = TeachersTraining(num_teachers=6, model=ModelConfig(name=model), fit=FitConfig(epochs=20), block_size=2)
 
     def votes(directory: str, **options: Any) -> np.ndarray:
-        ensemble = train_ensemble(split, config, num_classes=2, seed=1, checkpoint_dir=tmp_path / directory, **options)
+        how = {"public_x": x} if model == "ridge" else {}
+        ensemble = train_ensemble(
+            split, config, num_classes=2, seed=1, checkpoint_dir=tmp_path / directory, **how, **options
+        )
         return collect_votes(ensemble, x, **options)
 
     (tmp_path / "killed").mkdir()
@@ -83,7 +92,8 @@ def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(two_actors: R
     lost = worked.pop("blocks_lost")
     # One in training and one in voting, and what waited for the same actors; each result counts once.
     assert 2 <= lost == worked.pop("blocks_repeated") <= 4
-    assert worked == {"blocks_trained": 3, "teachers_trained": 6, "votes_collected": 6 * 200}
+    num_teachers = config.num_teachers
+    assert worked == {"blocks_trained": 3, "teachers_trained": num_teachers, "votes_collected": num_teachers * 200}
     assert len(list((tmp_path / "killed").iterdir())) == 2
     np.testing.assert_array_equal(disturbed, votes("quiet"))
     for quiet in (tmp_path / "quiet").iterdir():

@@ -28,14 +28,14 @@ def spec(num_classes: int = 3, num_features: int | None = None) -> TeacherSpec:
     return TeacherSpec(model=ModelConfig(), fit=FitConfig(), num_classes=num_classes, seed=0, ridge=ridge)
 
 
-@pytest.mark.parametrize("num_classes", [2, 3])
-def test_a_teacher_is_the_minimum_of_its_weighted_squares(num_classes: int) -> None:
+@pytest.mark.parametrize(("num_classes", "balanced"), [(2, True), (3, True), (2, False)])
+def test_a_teacher_is_the_minimum_of_its_weighted_squares(num_classes: int, balanced: bool) -> None:
     draws = np.random.default_rng(0)
     x, y = draws.normal(size=(14, 4)), np.array([0] * 9 + [1] * 5)
     shard = torch.from_numpy(x).float(), torch.from_numpy(y)
-    made = solve_teachers([shard], [0], num_classes=num_classes, penalty=PENALTY)
+    made = solve_teachers([shard], [0], num_classes=num_classes, penalty=PENALTY, balanced=balanced)
     # Least squares of rows: records by the root of their weight, and one row for each penalised number.
-    root = np.sqrt(np.where(y == 0, 14 / (2 * 9), 14 / (2 * 5)))[:, None]
+    root = np.sqrt(np.where(y == 0, 14 / (2 * 9), 14 / (2 * 5)) if balanced else np.ones(14))[:, None]
     rows = np.vstack(
         [root * np.hstack([x, np.ones((14, 1))]), np.diag([math.sqrt(PENALTY)] * 4 + [math.sqrt(PENALTY) / 10])]
     )
