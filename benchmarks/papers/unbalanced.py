@@ -12,6 +12,7 @@ import argparse
 import tempfile
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import measured
 import papers
@@ -30,10 +31,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    teacher.solve_teachers = partial(ridge.solve_teachers, balanced=False)  # type: ignore[assignment]
+    without = mock.patch.object(teacher, "solve_teachers", partial(ridge.solve_teachers, balanced=False))
     found = measured.read(NAME)
     # Stored teachers are named by their settings and records, which are those of balanced ones.
-    with tempfile.TemporaryDirectory() as state:
+    with without, tempfile.TemporaryDirectory() as state:
         for cell in cells_of(load_sweep(CONFIG, []), folder=CONFIG.parent):
             name = f"{cell.data}_unbalanced/{cell.method}"
             is_asked = cell.data in ("adult", "bank") and cell.config.seed in options.seeds
