@@ -46,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = measured.read(NAME)
     for cell in cells_of(load_sweep(CONFIG, [f"seeds={options.seeds}"]), folder=CONFIG.parent):
-        epsilon, seed = cell.config.target.epsilon, cell.config.seed
+        epsilon, seed = cell.config.target.stated["epsilon"], cell.config.seed
         names = {kind: f"{cell.data}/{kind}/epsilon={epsilon:g}" for kind in ("together", "by_group")}
         wanted = cell.data in DATA and epsilon in EPSILONS
         if not wanted or all(seed in found.get(name, {}).get("seeds", ()) for name in names.values()):
