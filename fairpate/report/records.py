@@ -540,10 +540,10 @@ class MeasuredClaims:
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """What it costs to choose one of the private releases that a comparison made of the same records by their results,
-    or to publish all of them: their costs add up.
+    or to publish all of them.
 
-    ``epsilon`` and ``delta`` are the sums over ``num_releases`` releases; both are None if these protect different
-    units or have different neighbouring relations, whose costs do not add up.
+    ``epsilon`` and ``delta`` are the cost of ``num_releases`` releases together; both are None if these protect
+    different units or have different neighbouring relations, whose costs do not add up.
     """
 
     num_releases: int

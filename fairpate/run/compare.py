@@ -50,8 +50,16 @@ from fairpate.releases.directory import (
     write_text,
     write_votes,
 )
-from fairpate.releases.log import MetricsFolder, read_receipt
-from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, RunCharge, spent, spent_since
+from fairpate.releases.log import ChoiceFolder, MetricsFolder, read_receipt
+from fairpate.releases.odometer import (
+    LimitReachedError,
+    Odometer,
+    OdometerError,
+    RunCharge,
+    composed_epsilon,
+    spent,
+    spent_since,
+)
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
@@ -208,43 +216,67 @@ def compare(
     return Comparison(folder=folder, changed=True, spent=tuple(filter(None, said)), **shown)
 
 
-def choices(cells: Sequence[Cell], rows: Sequence[Row]) -> dict[str, Choice]:
+def choices(cells: Sequence[Cell], rows: Sequence[Row], folder: SweepFolder) -> dict[str, Choice]:
     """Return for each data set, by its name in the odometer, what it costs to choose one of the releases that ``cells``
     made of it by their results ``rows``. A data set with one release is left out: a choice among cells that share a
-    release costs no more."""
-    of_cells = {cell.digest: cell.config for cell in cells}
+    release costs no more.
+
+    The cost is composed of the events in the receipts of the runs in ``folder``. It is the sum of the single costs
+    where that is less, and where a receipt is on another machine.
+    """
+    of_cells = {cell.digest: cell for cell in cells}
     found: dict[str, dict[str, RunRecord]] = {}
+    charges: dict[str, dict[str, RunCharge | None]] = {}
     for row in rows:
-        record, config = row.record, of_cells.get(row.digest)
-        if config is None or record is None or row.is_unprotected or row.is_private or config.is_seeded:
+        record, cell = row.record, of_cells.get(row.digest)
+        if cell is None or record is None or row.is_unprotected or row.is_private or cell.config.is_seeded:
             continue
-        shared = config.shared_release
+        config, shared = cell.config, cell.config.shared_release
         # With private metrics each cell released a table of its own, too.
         is_own = shared is None or config.evaluation.metrics == "private"
         name = row.digest if is_own else values_digest(shared)  # type: ignore[arg-type]
         others = found.setdefault(config.data.name, {})
         if name not in others or others[name].epsilon < record.epsilon:
             others[name] = record
+        charged = charges.setdefault(config.data.name, {})
+        receipts = _receipts(cell, folder)
+        # One that is missing stands under the cell's digest.
+        charged.update({each.run: each for each in receipts} or {row.digest: None})
     costs = {}
     for data, records in found.items():
         if len(records) < 2:
             continue
-        is_one = len({(each.unit, each.relation) for each in records.values()}) == 1
+        if len({(each.unit, each.relation) for each in records.values()}) > 1:
+            costs[data] = Choice(num_releases=len(records), epsilon=None, delta=None)
+            continue
         # As decimals, which add up without rounding.
         epsilon, delta = (
             float(sum(Decimal(repr(getattr(each, name))) for each in records.values())) for name in ("epsilon", "delta")
         )
-        costs[data] = Choice(
-            num_releases=len(records), epsilon=epsilon if is_one else None, delta=delta if is_one else None
-        )
+        known = [each for each in charges[data].values() if each is not None]
+        if len(known) == len(charges[data]):
+            least = max(each.delta for each in records.values())
+            if (composed := composed_epsilon(known, delta=least)) <= epsilon:
+                epsilon, delta = composed, least
+        costs[data] = Choice(num_releases=len(records), epsilon=epsilon, delta=delta)
     return costs
+
+
+def _receipts(cell: Cell, folder: SweepFolder) -> list[RunCharge]:
+    """Return what was charged for the model of ``cell`` and its measurements, or for the release that it shares; empty
+    if it is not in ``folder``."""
+    run, shared = folder.run(cell), shared_file(cell, folder)
+    roots = [run] if shared is None or shared.suffix == ".parquet" else [run, shared.parents[1]]
+    released = [receipt for root in roots if (receipt := read_receipt(RunDirectory(root=root))) is not None]
+    measured = [read_receipt(part(root=run)) for part in (MetricsFolder, ChoiceFolder)]
+    return [*released, *filter(None, measured)] if released else []
 
 
 def state_choices(cells: Sequence[Cell], folder: SweepFolder) -> None:
     """Write into the runs of ``cells``, and on their reports, what a choice among them by results costs. Runs on other
     machines are left as they are."""
     rows = read_rows(folder.results)
-    known, done = choices(cells, rows), {row.digest for row in rows if row.record is not None}
+    known, done = choices(cells, rows, folder), {row.digest for row in rows if row.record is not None}
     for cell in cells:
         run = RunDirectory(root=folder.run(cell))
         if cell.digest in done and run.statement.is_file() and run.metrics.is_file():
@@ -633,7 +665,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
         opens = f'data-opens="{comparison.notion} {rule.notion} {rule.limit}"'
         if is_newer and opens in folder.report.read_text(encoding="utf-8"):
             return
-    known = choices(comparison.cells, comparison.rows)
+    known = choices(comparison.cells, comparison.rows, folder)
     names = {cell.data: cell.config.data.name for cell in comparison.cells}
     # All rows: the public page shows no secret one, and counts how many it leaves out.
     public = FrontierReport(

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 from method_kinds import quick_and_slow
+from scipy.stats import norm
 from sweeps import measured
 
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.methods.base import Method, config_digest, method_names
 from fairpate.methods.defaults import resolved
-from fairpate.run.compare import choices
-from fairpate.run.sweep import Cell, cells_of, load_sweep
+from fairpate.privacy.accountant import PoissonGaussians
+from fairpate.releases.directory import RunDirectory, write_json
+from fairpate.releases.odometer import RunCharge, charge_values
+from fairpate.run.compare import choices, shared_file
+from fairpate.run.sweep import Cell, SweepFolder, cells_of, load_sweep
 
 pytestmark = [
     pytest.mark.xdist_group("torchvision"),
@@ -71,8 +75,9 @@ def test_a_declaration_in_the_place_of_a_configuration_is_told_from_one(tmp_path
     )
 
 
-def test_a_choice_among_cells_costs_the_sum_of_their_releases() -> None:
-    """By hand: two tables, each shared by two cells, and one DP-SGD: .9 + 1.9 + 1 at three times delta."""
+def test_a_choice_among_cells_costs_their_releases_together(tmp_path: Path) -> None:
+    """By hand: two tables, each shared by two cells, and one DP-SGD: .9 + 1.9 + 1 at three times delta. With receipts:
+    three sums with noise s are one with noise s / sqrt(3), whose exact delta at that epsilon is in closed form."""
     found = cells(
         methods={
             "weighted_votes": {
@@ -88,20 +93,46 @@ def test_a_choice_among_cells_costs_the_sum_of_their_releases() -> None:
         for cell in found
     ]
     assert len(rows) == 6
-    choice = choices(found, rows)["color_digits"]
+    folder = SweepFolder(root=tmp_path)
+    choice = choices(found, rows, folder)["color_digits"]
     assert (choice.num_releases, choice.epsilon, choice.delta) == (3, pytest.approx(3.8), 3e-5)
+    noise = 4.5
+    for cell in found[:-1]:
+        shared = shared_file(cell, folder)
+        receipt = RunDirectory(root=folder.run(cell) if shared is None else shared.parents[1]).receipt
+        # The row of a sharing cell's own folder is that of the release: it is not charged twice.
+        release = RunCharge(
+            run=receipt.parts[-3],
+            data="color_digits",
+            unit="record",
+            relation="add or remove one",
+            noise="secure",
+            method=cell.method,
+            path=str(receipt),
+            events=(PoissonGaussians(count=1, noise_multiplier=noise, sampling_rate=1),),
+        )
+        receipt.parent.mkdir(parents=True, exist_ok=True)
+        write_json(receipt, charge_values(release), private=True)
+        if shared is None:
+            alone = receipt
+    choice = choices(found, rows, folder)["color_digits"]
+    assert choice.num_releases == 3 and choice.epsilon is not None and choice.delta == 1e-5
+    mu = math.sqrt(3) / noise
+    exact = norm.cdf(mu / 2 - choice.epsilon / mu) - math.exp(choice.epsilon) * norm.cdf(-mu / 2 - choice.epsilon / mu)
+    assert 0.98e-5 < exact <= 1e-5
+    # A receipt on another machine: its events are not known.
+    alone.unlink()
+    assert choices(found, rows, folder)["color_digits"].epsilon == pytest.approx(3.8)
     # One release, whatever is learned from it; results that are missing cost nothing; seeded noise is not private.
-    assert choices(found, rows[:2]) == {}
+    assert choices(found, rows[:2], folder) == {}
     failed = [replace(row, record=None, error="failed") for row in rows[1:]]
-    assert choices(found, [rows[0], *failed]) == {}
+    assert choices(found, [rows[0], *failed], folder) == {}
     seeded = cells(settings={"noise": "seeded"}, grid={"target.epsilon": [1, 2]})
-    assert choices(seeded, [measured(cell, 1.0) for cell in seeded]) == {}
+    assert choices(seeded, [measured(cell, 1.0) for cell in seeded], folder) == {}
     # Costs per record and per person do not add up.
     rows[-2] = replace(rows[-2], record=replace(rows[-2].record, unit="person"))
-    assert (choices(found, rows)["color_digits"].num_releases, choices(found, rows)["color_digits"].epsilon) == (
-        3,
-        None,
-    )
+    choice = choices(found, rows, folder)["color_digits"]
+    assert (choice.num_releases, choice.epsilon) == (3, None)
 
 
 def test_a_method_runs_where_it_is_told_to() -> None:
