@@ -83,7 +83,7 @@ def test_the_verdict_names_who_is_measured_and_who_is_not() -> None:
     found = evaluation(table, num_replicates=200)
     said = stated(found)
     assert stated(found).fairness == "fair among some"
-    assert said.line.endswith("; fair among women and men; not known for children.")
+    assert "; fair among women and men; not known for children. " in said.line
     assert (said.figures[1].word, said.figures[1].mood) == (
         "Fair among women and men; not known for children",
         "doubtful",

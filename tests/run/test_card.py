@@ -233,6 +233,8 @@ def test_nothing_private_enters_a_card(asked: RunDirectory, tmp_path: Path) -> N
         path.write_text("PLANTED")
     (private / "record.json").write_text(json.dumps({"epsilon": 0.0, "method": "PLANTED"}))
     (private / "metrics.json").write_text(json.dumps({"accuracy": "PLANTED"}))
+    # The operator's report, which is renewed with the card, reads this one.
+    (private / "without_privacy.json").write_text(json.dumps({"accuracy": 0.123, "num_records": 7}))
     config = root / "config.yaml"
     config.write_text(config.read_text().replace("out: ", "out: PLANTED-"))
     planted = write_card(root)

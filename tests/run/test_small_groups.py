@@ -82,7 +82,7 @@ def test_four_children_are_in_no_number_that_is_published(clinic, tmp_path, fair
     assert set(metrics["rates_GC"][2]) == {None}
     assert record["unmeasured_groups"] == ["children"]
     assert record["disparity"] == metrics["gaps"]["dp_one_vs_rest"]["value"] < 0.5
-    assert card["verdict"].endswith("not known for children.")
+    assert "; not known for children. " in card["verdict"]
     for page in ("report.html", "card.html"):
         text = (run.public / page).read_text(encoding="utf-8")
         assert "not known for children" in text
