@@ -24,8 +24,8 @@ from scipy.special import softmax
 
 from fairpate.data import Split, load_data
 from fairpate.fairness.gate import filter_stream
-from fairpate.methods.pate import noisy_counts_of
 from fairpate.methods.record_votes import UNITS, WeightedBallot
+from fairpate.methods.voting import noisy_counts_of
 from fairpate.releases.directory import RunDirectory, read_labels
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 from fairpate.types import FloatArray, GateRule

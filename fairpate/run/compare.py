@@ -239,9 +239,10 @@ def choices(cells: Sequence[Cell], rows: Sequence[Row], folder: SweepFolder) -> 
         if name not in others or others[name].epsilon < record.epsilon:
             others[name] = record
         charged = charges.setdefault(config.data.name, {})
-        receipts = _receipts(cell, folder)
-        # One that is missing stands under the cell's digest.
-        charged.update({each.run: each for each in receipts} or {row.digest: None})
+        receipts = {each.run: each for each in _receipts(cell, folder)}
+        charged.update(receipts)
+        if not receipts:
+            charged[row.digest] = None
     costs = {}
     for data, records in found.items():
         if len(records) < 2:
