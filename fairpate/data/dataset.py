@@ -876,6 +876,6 @@ def check_members(dataset: Dataset, *names: str) -> None:
         if empty := [each for each, count in zip(words, counts, strict=True) if count == 0]:
             raise DataError(
                 f"The {name} split has no member of {what} {', '.join(empty)}. If the split has its own file, add such "
-                "records to it, or leave the missing names out of the declaration; if it is drawn, choose larger "
-                "splits (data.num_public, num_validation, num_test) or another data.seed."
+                "records to it, or leave the missing names out of the declaration and their records out of all files; "
+                "if it is drawn, choose larger splits (data.num_public, num_validation, num_test) or another data.seed."
             )

@@ -152,7 +152,10 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
         PRIVATE,
         "yes",
         "no",
-        ("The private split has no member of class yes", "or leave the missing names out of the declaration"),
+        (
+            "The private split has no member of class yes",
+            "or leave the missing names out of the declaration and their records out of all",
+        ),
     ),
 ]
 
