@@ -471,6 +471,7 @@ def new_app(
     on_response: OnResponse = lambda *_: None,
     field_name: Callable[[list[str]], str] = ".".join,
     unrouted: str = "see /docs.",
+    unknown: str = "leave it out, or see /docs for the fields that are known.",
     lifespan: Any = None,
     **guard: Any,
 ) -> FastAPI:
@@ -480,7 +481,8 @@ def new_app(
     All requests pass the middleware :class:`Observed`, which gets ``tracer`` and ``on_response``, and then
     :class:`Guard`, which gets ``tokens`` and the other keyword arguments. ``reasons`` returns the reasons why the
     service cannot answer at present; without this function it always can. ``field_name`` turns the path of a field in a
-    pydantic error into the field's name. ``unrouted`` is the remedy in the error for an unknown path.
+    pydantic error into the field's name. ``unrouted`` is the remedy in the error for an unknown path,
+    ``unknown`` that for an unknown field.
     """
     app = FastAPI(
         title=title,
@@ -500,7 +502,7 @@ def new_app(
         found = []
         for each in error.errors()[:_MAX_FAULTS]:
             if each["type"] == "extra_forbidden":
-                remedy = "Unknown field; leave it out, or see /docs for the fields that are known."
+                remedy = f"Unknown field; {unknown}"
             elif each["type"] == "missing":
                 remedy = "Required; add this field."
             elif each["type"] == "json_invalid":

@@ -253,6 +253,12 @@ def test_probes_may_ask_by_head_and_options(alone):
         ({"records": [{}]}, "records.0.features", "A record needs features or columns; add one of the two."),
         ({"records": [{"features": [1, 2, 3]}]}, "records.0.features", "Expected features of shape (4,)."),
         ({"records": [], "x": 1}, "records", "Expected at least 1 item."),
+        (
+            {"records": [{"age": 30}]},
+            "records.0.age",
+            "Unknown field; a record has features, a picture, or values by column, as "
+            '{"columns": {"age": 30}}; see /docs.',
+        ),
     ],
 )
 def test_a_bad_request_is_refused_with_field_value_and_remedy(alone, body, field, remedy):
