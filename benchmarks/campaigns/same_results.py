@@ -42,6 +42,7 @@ SETTINGS = {
 VARYING = re.compile(
     rb"\d{4}-\d\d-\d\d(?:[T ][\d:.+Z]*(?: UTC)?)?"  # dates
     rb"|\b[0-9a-f]{40}\b"  # git revisions
+    rb"|\b[0-9a-f]{32}\b"  # the random id of a release
 )
 NOT_COMPARED = ("software.json", "environment.json", "model.onnx")
 
