@@ -89,7 +89,7 @@ _NEVER = 1e-8
 
 _WHETHER: dict[Unit, str] = {
     "record": "whether one given record was among the private ones",
-    "person": "whether one given person was among those of the private records",
+    "person": "whether one given person was among the people of the private records",
     "sensitive attribute": "whether the sensitive attribute of one given record was used",
 }
 _WHICH: dict[Unit, str] = {

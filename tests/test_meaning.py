@@ -110,7 +110,7 @@ def test_a_delta_is_cautioned_from_one_in_n_and_void_where_ten_records_or_a_shar
     [
         ("record", "add or remove one", "whether one given record was among the private ones"),
         ("record", "replace one", "which of two contents one private record has"),
-        ("person", "add or remove one", "whether one given person was among those of the private records"),
+        ("person", "add or remove one", "whether one given person was among the people of the private records"),
         ("person", "replace one", "which of two contents the records of one given person have together"),
         ("sensitive attribute", "replace one", "which of two values the sensitive attribute of one given record has"),
         ("household", "add or remove one", "whether one given household was behind the votes"),

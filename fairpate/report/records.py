@@ -560,10 +560,10 @@ class Choice:
     @property
     def words(self) -> str:
         """A sentence on the cost of a choice by results, as all pages and the terminal state it."""
-        which = f"the {self.num_releases} releases of this comparison"
+        which = f"the {self.num_releases} private releases of this comparison"
         if self.epsilon is None:
-            return f"The best of {which} by their results has no one ε: they protect different units."
-        return f"The best of {which} by their results, or all of them, would cost {self.cost} at most."
+            return f"To choose one of {which} by their results has no one ε: they protect different units."
+        return f"To choose one of {which} by their results, or to publish all of them, costs {self.cost} at most."
 
     def named(self, epsilon: float) -> str:
         """A sentence on the cost ``epsilon`` of one model of the comparison, and on that of a choice."""

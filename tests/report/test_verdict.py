@@ -171,7 +171,7 @@ def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_nois
     # Exact metrics, which are published too, are not covered.
     assert "sees the model and its metrics, knows" in said(FAIR, parts=("test",)).guarantee.meaning
     assert "sees the model, knows" in said(FAIR, parts=("validation",)).guarantee.meaning
-    assert "one given person was among those" in said(FAIR, unit="person").guarantee.meaning
+    assert "one given person was among the people" in said(FAIR, unit="person").guarantee.meaning
     assert "which of two values the sensitive attribute" in (
         said(FAIR, unit="sensitive attribute", relation="replace one").guarantee.meaning
     )
@@ -257,8 +257,8 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
 def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_among_the_open_points() -> None:
     choice = Choice(num_releases=3, epsilon=3.0, delta=3e-5)
     words = (
-        "ε is 1.00 for a model named before any result is seen. The best of the 3 releases of this comparison by their "
-        "results, or all of them, would cost ε = 3.00 (δ = 3·10⁻⁵) at most."
+        "ε is 1.00 for a model named before any result is seen. To choose one of the 3 private releases of this "
+        "comparison by their results, or to publish all of them, costs ε = 3.00 (δ = 3·10⁻⁵) at most."
     )
     alone = said(FAIR, tuning_accounted=False)
     found = replace(alone, choice=choice)
