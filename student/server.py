@@ -221,7 +221,7 @@ def student_app(replica: Callable[[], StudentReplica], **options: Any) -> FastAP
         max_body_bytes=lambda: replica().max_body_bytes,
         # A client of an aggregator shows this to the user who gave it this URL.
         unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",
-        # Whoever has a file writes its columns into the record itself.
+        # Clients that read a table send its columns as fields of the record.
         unknown='a record has features, a picture, or values by column, as {"columns": {"age": 30}}; see /docs.',
         **options,
     )

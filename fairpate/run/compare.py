@@ -265,8 +265,11 @@ def choices(cells: Sequence[Cell], rows: Sequence[Row], folder: SweepFolder) -> 
 
 def _receipts(cell: Cell, folder: SweepFolder) -> list[RunCharge]:
     """Return what was charged for the model of ``cell`` and its measurements, or for the release that it shares; empty
-    if it is not in ``folder``."""
+    if they are not in ``folder``."""
     run, shared = folder.run(cell), shared_file(cell, folder)
+    # A release may be here whose run measured on another machine, and was charged for that there.
+    if not RunDirectory(root=run).statement.is_file():
+        return []
     roots = [run] if shared is None or shared.suffix == ".parquet" else [run, shared.parents[1]]
     released = [receipt for root in roots if (receipt := read_receipt(RunDirectory(root=root))) is not None]
     measured = [read_receipt(part(root=run)) for part in (MetricsFolder, ChoiceFolder)]

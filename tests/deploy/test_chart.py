@@ -347,16 +347,18 @@ OTHERS: dict[str, Any] = {
 PORTS = (22, 6379, 8000, 8265, 8517, 10001, 52365, 40000)
 
 
+def policies_and_labels(resources: list[Resource]) -> tuple[list[Resource], dict[str, dict[str, str]]]:
+    """The network policies, and the labels of each kind of pod by its component."""
+    labels = [pod["metadata"]["labels"] for resource in resources for pod in pods(resource)]
+    policies = [each for each in resources if each["kind"] == "NetworkPolicy"]
+    return policies, {each["app.kubernetes.io/component"]: each for each in labels}
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nobody_but_those_who_are_named_gets_in(rendered: dict[str, list[Resource]], name: str) -> None:
     """Every pair of a pod and a possible caller, on the ports of Ray, of its dashboard, and of the services."""
     resources = rendered[name]
-    policies = [each for each in resources if each["kind"] == "NetworkPolicy"]
-    inside = {
-        pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["metadata"]["labels"]
-        for resource in resources
-        for pod in pods(resource)
-    }
+    policies, inside = policies_and_labels(resources)
     assert {labels["app.kubernetes.io/instance"] for labels in inside.values()} == {"fairpate"}
     callers = OTHERS | {"the operator": OPERATOR} | {part: {"of_pod": labels} for part, labels in inside.items()}
     callers["an analyst"] = {"of_pod": {"app": "notebook"}, "in_namespace": "analysts"}
@@ -395,12 +397,7 @@ def test_nobody_but_those_who_are_named_gets_in(rendered: dict[str, list[Resourc
 def test_nothing_goes_out_but_where_it_must(rendered: dict[str, list[Resource]], name: str) -> None:
     """Every kind of pod, and what it might connect to."""
     resources = rendered[name]
-    policies = [each for each in resources if each["kind"] == "NetworkPolicy"]
-    inside = {
-        pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["metadata"]["labels"]
-        for resource in resources
-        for pod in pods(resource)
-    }
+    policies, inside = policies_and_labels(resources)
     places: dict[str, dict[str, Any]] = {
         "own": {"to_pod": {"app.kubernetes.io/instance": "fairpate", "app.kubernetes.io/component": "cluster-head"}},
         "other": {"to_pod": {"app": "other"}},

@@ -100,7 +100,7 @@ def test_a_choice_among_cells_costs_their_releases_together(tmp_path: Path) -> N
     for cell in found[:-1]:
         shared = shared_file(cell, folder)
         receipt = RunDirectory(root=folder.run(cell) if shared is None else shared.parents[1]).receipt
-        # The row of a sharing cell's own folder is that of the release: it is not charged twice.
+        # Written by both cells that share it, under one name: charged once.
         release = RunCharge(
             run=receipt.parts[-3],
             data="color_digits",
@@ -115,14 +115,21 @@ def test_a_choice_among_cells_costs_their_releases_together(tmp_path: Path) -> N
         write_json(receipt, charge_values(release), private=True)
         if shared is None:
             alone = receipt
+    statements = [RunDirectory(root=folder.run(cell)).statement for cell in found[:-1]]
+    for statement in statements:
+        statement.parent.mkdir(parents=True, exist_ok=True)
+        statement.write_text("{}")
     choice = choices(found, rows, folder)["color_digits"]
     assert choice.num_releases == 3 and choice.epsilon is not None and choice.delta == 1e-5
     mu = math.sqrt(3) / noise
     exact = norm.cdf(mu / 2 - choice.epsilon / mu) - math.exp(choice.epsilon) * norm.cdf(-mu / 2 - choice.epsilon / mu)
     assert 0.98e-5 < exact <= 1e-5
-    # A receipt on another machine: its events are not known.
-    alone.unlink()
-    assert choices(found, rows, folder)["color_digits"].epsilon == pytest.approx(3.8)
+    # A run, or a receipt, on another machine: the events of its release, or of its measurements, are not known.
+    for missing in (statements[0], alone):
+        content = missing.read_bytes()
+        missing.unlink()
+        assert choices(found, rows, folder)["color_digits"].epsilon == pytest.approx(3.8)
+        missing.write_bytes(content)
     # One release, whatever is learned from it; results that are missing cost nothing; seeded noise is not private.
     assert choices(found, rows[:2], folder) == {}
     failed = [replace(row, record=None, error="failed") for row in rows[1:]]
