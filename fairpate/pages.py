@@ -192,10 +192,10 @@ def delta_words(delta: float, units: int | None, unit: Unit) -> str:
     public), below which it has to be: the caution (:func:`delta_caution`) if it is too large."""
     if caution := delta_caution(delta, units, unit):
         return caution
+    most = math.ceil(round(1 / delta, 6))
     if units is None:
-        most = math.ceil(round(1 / delta, 6))
         return f"How many {unit}s there are is not public; δ is below 1/n for fewer than {most:,}."
-    return f"δ is small enough: {delta * units:.2g} of 1/n, for n = {units:,}, the public number of {unit}s."
+    return f"δ is small enough: one in {most:,}, and the public number of {unit}s is {units:,}."
 
 
 def question(unit: Unit, relation: Relation) -> str:

@@ -18,6 +18,7 @@ from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import count, delta_text, percent, render
 from fairpate.report import records
 from fairpate.report.answers import AnswerGuarantee
+from fairpate.report.decision import Choice
 from fairpate.report.figures import settings_words
 from fairpate.report.metrics import Evaluation
 from fairpate.report.population import PrivatePopulation
@@ -103,6 +104,14 @@ class Card:
     refusals: CardRefusals | None = None
     answers: AnswerGuarantee | None = None
     private_population: PrivatePopulation | None = None
+    choice: Choice | None = None
+
+    @property
+    def choice_words(self) -> str:
+        """What ε covers of the choice of this model among others."""
+        shown = self.statement.shown_choice
+        covered = "part of ε" if self.privacy.tuning_accounted else "not part of ε"
+        return covered if shown is None else f"{covered}. {shown.named(self.privacy.epsilon)}"
 
     @property
     def statement(self) -> RunStatement:
@@ -111,6 +120,7 @@ class Card:
             measured=self.evaluation,
             answers=self.answers,
             has_reject_option=self.model.reject_option is not None,
+            choice=self.choice,
         )
 
     @property
@@ -270,7 +280,7 @@ def card_text(card: Card, *, has_graph: bool, licence: str = "unknown") -> str:
     protected += [("Neighbouring data sets", privacy.relation), ("ε", privacy.words["epsilon"])]
     protected += [("δ", delta_text(privacy.delta)), ("Noise", privacy.words["noise"])]
     protected += [("Touched private records", "; ".join(privacy.events))]
-    protected += [("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε")]
+    protected += [("Choice of settings", card.choice_words)]
     lines += table(("", ""), protected)
     if measured.is_measured:
         groups = [

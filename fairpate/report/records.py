@@ -27,7 +27,8 @@ from fairpate.config import read_yaml
 from fairpate.fairness import rates
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, interval, listed, percent
 from fairpate.report.answers import AnswerGuarantee
-from fairpate.report.metrics import LEAST_ANSWERED, TOO_FEW, Evaluation, GapResult, WithoutPrivacy
+from fairpate.report.decision import Choice, Decision
+from fairpate.report.metrics import LEAST_ANSWERED, TOO_FEW, Evaluation, GapResult, GroupResult, WithoutPrivacy
 from fairpate.report.population import PrivatePopulation
 from fairpate.report.reject_option import RejectOptionSpread
 from fairpate.types import FairRule, GateRule, PrivacyStatement, QueryOutcomes, Relation, Unit
@@ -316,6 +317,21 @@ class MeasuredClaims:
         return tuple(each.name for each in measured.groups if each.name in {*measured.not_measured, *left_out})
 
     @property
+    def refuses(self) -> bool:
+        """True if the measurements are of the answers of a model that refuses some records."""
+        return self.measured.coverage < 1 and not self.before_refusals
+
+    @property
+    def uneven_coverage(self) -> tuple[GroupResult, GroupResult] | None:
+        """The groups of which the least and the most records are answered, if these shares differ by more than the
+        limit of the rule of fairness; else None."""
+        shown = [group for group in self.measured.groups if not math.isnan(group.coverage)]
+        if not self.refuses or not shown:
+            return None
+        least, most = (extreme(shown, key=lambda group: group.coverage) for extreme in (min, max))
+        return (least, most) if most.coverage - least.coverage > self.measured.fair_at.limit else None
+
+    @property
     def _too_few(self) -> str:
         """The reason why a small gap does not suffice to call the model fair, such as too few records; empty if there
         is no such reason."""
@@ -341,11 +357,14 @@ class MeasuredClaims:
                 return "fairness undefined"
             named = f"not known for {listed(unknown)}"
             return f"fairness undefined ({named})" if measured.judged.left_out else f"fairness {named}"
-        # Of a model that says nothing about fairness no group is known.
-        if not unknown or not known or verdict == "degenerate":
-            return verdict
         # "Fair among some" becomes the names of these groups.
         word = "fair" if verdict == "fair among some" else verdict
+        # A small gap among answers says nothing about those who get none.
+        if word == "fair" and self.refuses:
+            word = "fair in its answers"
+        # Of a model that says nothing about fairness no group is known.
+        if not unknown or not known or verdict == "degenerate":
+            return word
         return f"{word} among {listed(known)}; not known for {listed(unknown)}"
 
     @property
@@ -377,11 +396,11 @@ class MeasuredClaims:
         if math.isnan(measured.accuracy):
             return "How often it is right is not shown."
         right = percent(measured.accuracy)
-        if measured.coverage == 1 or self.before_refusals:
-            words = f"It is right for {right} of the {measured.words['noun']}s"
-        else:
-            share = percent(measured.coverage)
-            words = f"It answers {share} of the {measured.words['noun']}s and is right for {right} of these"
+        words = f"It is right for {right} of the {measured.words['noun']}s"
+        if self.refuses:
+            share, uneven = percent(measured.coverage), self.uneven_coverage
+            least = "" if uneven is None else f", {percent(uneven[0].coverage)} of those of “{uneven[0].name}”,"
+            words = f"It answers {share} of the {measured.words['noun']}s{least} and is right for {right} of these"
         compared = self.accuracy_words
         return f"{words}{'' if compared.endswith('accuracy') else f', {compared}'}."
 
@@ -439,6 +458,7 @@ class MeasuredClaims:
         if self.before_refusals:
             word += ", before it refuses any"
             details.insert(0, "Of all predictions: the gap of those that it answers is not known.")
+        if self.before_refusals or self.uneven_coverage is not None:
             mood = "doubtful" if mood == "good" else mood
         told = tuple(filter(None, details))
         value = "undefined" if fair == "unknown" else decimal(gap.value)
@@ -475,12 +495,14 @@ class MeasuredClaims:
 
         if (answers := self.answers) is not None:
             return fairness, accuracy, Figure(name=names[2], mood=answers.mood, **answers.tile)
-        some = "Refuses some" if measured.num_answered else "Refuses all"
+        some, uneven = "Refuses some" if measured.num_answered else "Refuses all", self.uneven_coverage
+        if uneven is not None:
+            some = f"Refuses “{uneven[0].name}” most"
         coverage = Figure(
             name=names[2],
             value=percent(measured.coverage),
             word="Answers everything" if measured.coverage == 1 else some,
-            mood="none" if measured.num_answered else "bad",
+            mood="bad" if not measured.num_answered else "none" if uneven is None else "doubtful",
             details=(
                 f"Of {_number(measured, measured.num_records, total=True)}.",
                 *filter(None, (coverage_by_group(measured),)),
@@ -538,39 +560,6 @@ class MeasuredClaims:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What it costs to choose one of the private releases that a comparison made of the same records by their results,
-    or to publish all of them.
-
-    ``epsilon`` and ``delta`` are the cost of ``num_releases`` releases together; both are None if these protect
-    different units or have different neighbouring relations, whose costs do not add up.
-    """
-
-    num_releases: int
-    epsilon: float | None
-    delta: float | None
-
-    @property
-    def cost(self) -> str:
-        """The cost as text, such as "ε = 3.00 (δ = 3·10⁻⁵)"."""
-        if self.epsilon is None or self.delta is None:
-            return "no one ε"
-        return f"ε = {epsilon_text(self.epsilon)} (δ = {delta_text(self.delta)})"
-
-    @property
-    def words(self) -> str:
-        """A sentence on the cost of a choice by results, as all pages and the terminal state it."""
-        which = f"the {self.num_releases} private releases of this comparison"
-        if self.epsilon is None:
-            return f"To choose one of {which} by their results has no one ε: they protect different units."
-        return f"To choose one of {which} by their results, or to publish all of them, costs {self.cost} at most."
-
-    def named(self, epsilon: float) -> str:
-        """A sentence on the cost ``epsilon`` of one model of the comparison, and on that of a choice."""
-        return f"ε is {epsilon_text(epsilon)} for a model named before any result is seen. {self.words}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunStatement(MeasuredClaims):
     """All claims about the model of a run: its privacy guarantee, and its measurements on test records.
 
@@ -587,28 +576,51 @@ class RunStatement(MeasuredClaims):
     choice: Choice | None = None
 
     @property
-    def still_open(self) -> tuple[str, ...]:
-        """What somebody who wants to publish the model should know or settle before, what matters most first."""
+    def decision(self) -> Decision:
+        """Whether the model may be published, and what has to be settled first, by whom."""
         guarantee, measured = self.guarantee, self.measured
-        unknown = self.unknown_groups if measured.is_measured else ()
-        found = {
-            "not_private": not guarantee.protects,
-            "refuted": self.audited is False,
-            "delta": bool(guarantee.delta_caution),
-            "not_measured": not measured.is_measured,
-            "unknown_groups": bool(unknown),
-            "metrics": measured.is_measured and measured.metrics == "outside",
-            "choice_among": self.shown_choice is not None,
-            "choice": not guarantee.tuning_accounted and self.shown_choice is None,
-            "use": not self.intended_use,
-            "no_audit": self.audited is None,
-        }
-        return tuple(
-            WORDS["still_open"][name].format(
-                groups=listed(unknown), cost="" if self.choice is None else self.choice.cost
-            )
-            for name, is_open in found.items()
-            if is_open
+        is_measured, gap, limit = measured.is_measured, measured.judged, measured.fair_at.limit
+        unknown = self.unknown_groups if is_measured else ()
+        private, fair, uneven = guarantee.strength[0], self.fairness if is_measured else "", self.uneven_coverage
+        points: dict[str, dict[str, str]] = {}
+        if not guarantee.protects:
+            points["not_private"] = {}
+        elif private == STRENGTHS["void"][0]:
+            points["void"] = {"unit": guarantee.unit}
+        if self.audited is False:
+            points["refuted"] = {}
+        if fair == "degenerate":
+            points["degenerate"] = {"says": "; it ".join(measured.degenerate)}
+        elif fair == "not fair":
+            points["not_fair"] = {"gap": decimal(gap.value), "limit": f"{limit:g}"}
+        if guarantee.protects and private == STRENGTHS["weak"][0]:
+            guess = pages.most_often_right(guarantee.epsilon, guarantee.delta)
+            points["delta" if guarantee.delta_caution else "weak"] = {"guess": guess, "unit": guarantee.unit}
+        if not is_measured:
+            points["not_measured"] = {}
+        elif fair == "perhaps fair":
+            points["perhaps_fair"] = {"high": decimal(gap.high), "limit": f"{limit:g}"}
+        if unknown:
+            points["unknown_groups"] = {"groups": listed(unknown)}
+        if uneven is not None:
+            least, most = ((percent(1 - group.coverage), group.name) for group in uneven)
+            points["coverage"] = {"least": least[1], "refused": least[0], "most": most[1], "others": most[0]}
+        if is_measured and measured.metrics == "outside":
+            points["metrics"] = {}
+        if (choice := self.shown_choice) is not None:
+            points["choice_among"] = {"cost": choice.cost, "epsilon": epsilon_text(guarantee.epsilon)}
+        elif not guarantee.tuning_accounted:
+            points["choice"] = {}
+        if not self.intended_use:
+            points["use"] = {}
+        if self.audited is None:
+            points["no_audit"] = {}
+        said = [(WORDS["open_points"][name], values) for name, values in points.items()]
+        by = [(point["by"], point["words"].format(**values)) for point, values in said]
+        return Decision(
+            forbidding=tuple(words for who, words in by if who == "forbids"),
+            to_settle=tuple((WORDS["parties"][who], words) for who, words in by if who in WORDS["parties"]),
+            advised=tuple(words for who, words in by if who == "advice"),
         )
 
     @property
@@ -616,14 +628,6 @@ class RunStatement(MeasuredClaims):
         """What a choice by results costs; None for a run alone, and if the model has no guarantee."""
         is_open = self.guarantee.protects and not self.guarantee.tuning_accounted
         return self.choice if is_open else None
-
-    @property
-    def before_publishing(self) -> str:
-        """The number of open points and the points, as one sentence."""
-        points = self.still_open
-        if not points:
-            return "nothing that this page knows of is open."
-        return f"{counted(len(points), 'point')} open: {'; '.join(points)}."
 
     @property
     def no_baseline(self) -> str:
@@ -660,6 +664,8 @@ class RunStatement(MeasuredClaims):
         if "; not known for" in self.fairness_words or measured.not_measured:
             return f"{begin}; {self.fairness_words}. {accuracy}"
         joined = WORDS["joined"].get(private, {}).get(self.fairness, f"{upper(private)}, {self.fairness_words}")
+        if self.fairness == "fair":
+            joined = f"{joined.removesuffix('fair')}{self.fairness_words}"
         # The limitation follows the word for privacy, wherever that stands. The word is found without its first letter,
         # which is a capital at the start of a sentence.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
@@ -674,7 +680,10 @@ class RunStatement(MeasuredClaims):
         """The numbers that support the verdict on the model: privacy, fairness, accuracy and coverage."""
         guarantee, words = self.guarantee, self.guarantee.words
         private, mood = guarantee.strength
-        held = f"{words['protected']} ({guarantee.relation}), δ = {delta_text(guarantee.delta)}."
+        held = (
+            f"{words['protected']}, {WORDS['relations'][guarantee.relation]} ({guarantee.relation}), δ = "
+            f"{delta_text(guarantee.delta)}."
+        )
         if guarantee.protects:
             # Earlier releases last: the budget of this run is the one that it was planned for.
             choice = words["uncharged_tuning"] or "The choice of settings is part of ε."
@@ -695,7 +704,7 @@ class RunStatement(MeasuredClaims):
         caution = self.guarantee.delta_caution
         choice = [] if self.shown_choice is None else [("the choice", self.shown_choice.named(self.guarantee.epsilon))]
         rows = [self.guarantee.row, *choice, *([("warning", caution)] if caution else []), *self.measured_rows]
-        return [*rows, ("before you publish", self.before_publishing)]
+        return [*rows, ("may it be published?", self.decision.words)]
 
 
 def upper(words: str) -> str:
@@ -817,7 +826,13 @@ def undefined_words(gap: GapResult) -> str:
 
 def interval_words(gap: GapResult) -> str:
     """Return words for the confidence interval of a fairness gap, with its confidence level."""
-    return "interval undefined" if math.isnan(gap.low) else f"{interval(gap)} ({percent(gap.level, digits=0)})"
+    return "interval undefined" if math.isnan(gap.low) else f"{ends_words(gap)} ({percent(gap.level, digits=0)})"
+
+
+def ends_words(gap: GapResult) -> str:
+    """Return words for the ends of a gap's confidence interval; the upper one alone where the lower one is the estimate
+    itself: resampling moves a largest gap upwards, most of all where a gate holds it at its margin."""
+    return f"up to {decimal(gap.high)}" if gap.low == gap.value else interval(gap)
 
 
 def majority_words(measured: Evaluation) -> str:

@@ -241,10 +241,10 @@ def _opening(
 
 
 def with_first_screen(html: str, found: RunStatement) -> str:
-    """Return the public report ``html`` with the parts of its first screen that may change after the run: what is open
-    before publishing, and the tiles with the numbers."""
-    before, tiles = render("first_screen.html", found=found).split("<!-- -->")
-    for pattern, part in ((r'<p class="before\b.*?</p>', before), (r'<dl class="tiles">.*?</dl>', tiles)):
+    """Return the public report ``html`` with the parts of its first screen that may change after the run: whether the
+    model may be published, and the tiles with the numbers."""
+    decision, tiles = render("first_screen.html", found=found).split("<!-- -->")
+    for pattern, part in ((r'<div class="decision\b.*?</div>', decision), (r'<dl class="tiles">.*?</dl>', tiles)):
         html = re.sub(pattern, lambda _, part=part: part.strip(), html, count=1, flags=re.DOTALL)  # type: ignore[misc]
     return html
 

@@ -40,7 +40,7 @@ from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import make_folder, write_atomically
 from fairpate.lazy import torch
 from fairpate.methods.base import ReleasingMethod, looks_of
-from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, interval, percent
+from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, percent
 from fairpate.releases.directory import (
     RunDirectory,
     read_json,
@@ -60,11 +60,12 @@ from fairpate.releases.odometer import (
     spent,
     spent_since,
 )
+from fairpate.report.decision import Choice
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.paper_figures import FigureStyle, frontier_figures
-from fairpate.report.records import Choice, RunStatement
+from fairpate.report.records import RunStatement, ends_words
 from fairpate.run import sweep as sweeps
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.forecast import announce_delta, question_above
@@ -850,8 +851,8 @@ def demo(sweep: Path, out: Path) -> Output:
     assert choice is not None  # of several private methods
     sentences = [
         *claims_in_words(claims, bare, rejecting, method=shown, why="the default method"),
-        f"The method was named before any record was read, so that the choice has no cost. {choice.words} `fairpate "
-        "select` chooses inside the guarantee.",
+        f"This ε holds because the method was named before any record was read. {choice.words} `fairpate select` makes "
+        "such a choice at an ε that you set.",
     ]
     files = {"all models": out / comparison.folder.report.name, "this model": page}
     rows = {f"{shown}, may reject": rejecting} | {name: models[name] for name in private}
@@ -889,13 +890,15 @@ def claims_in_words(
     gap, less = measured.measured(DEFAULT), chosen.measured(DEFAULT)
     # The coverage of a group that is too small is NaN, and such a group is passed over.
     refused = max(chosen.groups, key=lambda each: 1 - each.coverage if each.coverage < 1 else 0.0)
+    confidence, limit = percent(less.level, digits=0), f"{chosen.fair_at.limit:g}"
     model = (
         f"The model to publish is {method}, {why}, with a reject option: {guarantee.strength[0]} at ε = "
         f"{guarantee.words['epsilon']} (δ = {delta_text(guarantee.delta)}) for {guarantee.words['protected']}, and "
-        f"{rejecting.fairness}, with a gap of {decimal(less.value)} (95 % interval {interval(less)}, at most "
-        f"{chosen.fair_at.limit:g} asked). {percent(chosen.accuracy)} of its answers are right, without privacy "
-        f"{percent(without.measured.accuracy)}. It leaves {percent(1 - chosen.coverage)} of the records to a person, "
-        f"and {percent(1 - refused.coverage)} of “{refused.name}”."
+        f"{rejecting.fairness_words}, with a gap of {decimal(less.value)} ({ends_words(less)} with {confidence} "
+        f"confidence; at most {limit} is called fair). {percent(chosen.accuracy)} of its answers are right; without "
+        f"privacy {percent(without.measured.accuracy)}, which may be shown because these people are invented. It "
+        f"leaves {percent(1 - chosen.coverage)} of the records to a person, and {percent(1 - refused.coverage)} of "
+        f"“{refused.name}”."
     )
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)
     place, code = measured.group_names.index(group), measured.class_names.index(answer)

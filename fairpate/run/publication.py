@@ -42,6 +42,7 @@ from fairpate.releases.directory import (
 )
 from fairpate.report import records, run_page
 from fairpate.report.answers import AnswerGuarantee
+from fairpate.report.decision import Choice
 from fairpate.report.figures import class_label
 from fairpate.report.frontier import Row, by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
@@ -109,12 +110,12 @@ def read_claims(
     )
 
 
-def read_choice(run: RunDirectory) -> records.Choice | None:
+def read_choice(run: RunDirectory) -> Choice | None:
     """Return what a choice by results costs in the comparison to which ``run`` belongs; None for a run alone."""
-    return records.Choice(**read_json(run.comparison)) if run.comparison.is_file() else None
+    return Choice(**read_json(run.comparison)) if run.comparison.is_file() else None
 
 
-def state_choice(run: RunDirectory, choice: records.Choice | None) -> None:
+def state_choice(run: RunDirectory, choice: Choice | None) -> None:
     """Write what a choice by results costs in the comparison to which the finished ``run`` belongs, into its folder and
     on its public report; None: the comparison has no other release."""
     if choice == read_choice(run):
@@ -369,6 +370,7 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse,
         evaluation=read_evaluation(run),
         refusals=refusals,
         answers=read_answers(run),
+        choice=read_choice(run),
         private_population=None if population is None else PrivatePopulation.from_json(population),
     )
 

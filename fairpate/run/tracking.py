@@ -58,7 +58,7 @@ def entry_of(run: RunDirectory) -> Entry:
     data = str(record.get("data") or read_json(run.data)["name"])
     seed = f", seed {record['seed']}" if "seed" in record else ""
     settings = flattened(record["config"]) if record else {}
-    note = "\n\n".join((claims.line, claims.guarantee.meaning, f"Before you publish: {claims.before_publishing}"))
+    note = "\n\n".join((claims.line, claims.guarantee.meaning, f"May it be published? {claims.decision.words}"))
     return Entry(
         experiment=data,
         name=f"{statement.method} on {data}{seed}",

@@ -96,6 +96,10 @@ def test_the_first_table_is_the_same_on_every_first_page_and_as_it_was_measured(
     for epsilon in (0.3, 1.0):
         right = math.ceil(1000 * (math.exp(epsilon) + 1e-5) / (math.exp(epsilon) + 1)) / 10
         assert f"at ε = {epsilon:g} at most {right} %" in " ".join(page("README.md").split())
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    fair = [name for name, _, _, gap, _ in rows if float(gap.split(" ")[0]) <= 0.1]
+    assert len(fair) == 2 and "reject option" in fair[0] and fair[1].startswith("always")
+    assert "here only the model with a reject option is fair" in page("README.md")
 
 
 def test_readme_and_site_begin_alike() -> None:

@@ -63,7 +63,8 @@ def test_the_first_screen_answers_whether_to_publish(tab, tmp_path) -> None:
     path = tmp_path / "report.html"
     path.write_text(public_report(published()), encoding="utf-8")
     ends = "(names => names.map(name => document.querySelector(name).getBoundingClientRect().bottom))"
-    for width, height, inside in ((1400, 900, (".verdict", ".before", ".tiles")), (390, 844, (".verdict", ".before"))):
+    before = (".verdict", ".decision")
+    for width, height, inside in ((1400, 900, (*before, ".tiles")), (390, 844, before)):
         tab.open(path.as_uri(), width=width, height=height)
         found = tab.run(f"{ends}({list(inside)})")
         assert found == sorted(found) and found[-1] <= height, found

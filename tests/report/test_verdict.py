@@ -12,8 +12,9 @@ import report_pages
 from fairpate.config import fair_rule
 from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import made_words
+from fairpate.report.decision import Choice
 from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
-from fairpate.report.records import Choice, RunStatement, fair_words
+from fairpate.report.records import RunStatement, fair_words
 from fairpate.types import FOUR_FIFTHS, FairRule
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "remembered_digits")
@@ -184,7 +185,8 @@ def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_nois
 
 def test_who_is_protected_is_not_said_where_nobody_is() -> None:
     seeded = said(FAIR, noise="seeded: not private", unit="person").figures[0]
-    fresh = "With fresh noise ε would hold for everything about one person (add or remove one), δ = 10⁻⁵."
+    unit = "everything about one person, present or absent (add or remove one)"
+    fresh = f"With fresh noise ε would hold for {unit}, δ = 10⁻⁵."
     assert seeded.details == ("Nothing is protected.", fresh)
     assert said(FAIR, epsilon=math.inf, noise="no noise: not private").figures[0].details == ("Nothing is protected.",)
 
@@ -219,9 +221,10 @@ def test_earlier_releases_are_summed_beside_the_figure() -> None:
 def test_a_model_that_refuses_is_measured_on_what_it_answers() -> None:
     found = said(measured(refused=200), BETTER)
     coverage = found.figures[3]
-    assert (coverage.value, coverage.word) == (f"90.0{NB}%", "Refuses some")
+    assert (coverage.value, coverage.word) == (f"90.0{NB}%", "Refuses “women” most")
     assert "On 1,800 answered test records." in found.figures[2].details
-    assert f"It answers 90.0{NB}% of the test records and is right for " in found.line
+    women = f"80.0{NB}% of those of “women”"
+    assert f"It answers 90.0{NB}% of the test records, {women}, and is right for " in found.line
     assert found.line.endswith(" less than a logistic model without privacy.")
 
 
@@ -264,13 +267,11 @@ def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_amon
     found = replace(alone, choice=choice)
     assert words in found.figures[0].details
     assert dict(found.rows)["the choice"] == words
-    assert (
-        "this model alone, and of a choice by results ε = 3.00 (δ = 3·10⁻⁵) (fairpate select)"
-        in found.before_publishing
-    )
-    assert len(found.still_open) == len(alone.still_open)
+    assert "state ε = 3.00 (δ = 3·10⁻⁵) instead of ε = 1.00" in found.decision.words
+    assert len(found.decision.to_settle) == len(alone.decision.to_settle)
     for shown in (alone, replace(said(FAIR, tuning_accounted=True), choice=choice)):
-        assert "of this comparison" not in " ".join((*shown.figures[0].details, shown.before_publishing))
+        assert "of this comparison" not in " ".join(shown.figures[0].details)
+        assert "instead of" not in shown.decision.words
         assert "the choice" not in dict(shown.rows)
     # Nothing is protected: there is no cost either.
     seeded = replace(said(FAIR, noise="seeded: not private", tuning_accounted=False), choice=choice)
@@ -279,35 +280,59 @@ def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_amon
     assert "has no one ε: they protect different units" in " ".join(replace(alone, choice=mixed).figures[0].details)
 
 
-def test_what_is_open_before_publishing_follows_from_the_facts() -> None:
-    """Exact metrics, free settings, no use and no audit: four points, each gone once it is settled."""
+def test_whether_it_may_be_published_follows_from_the_facts() -> None:
+    """Exact metrics, free settings and no use: three points and an audit as advice, each gone once it is settled."""
     private = replace(FAIR, metrics="private")
     few = replace(said(FAIR, tuning_accounted=False), intended_use=None, audited=None)
-    assert len(few.still_open) == 4
-    assert few.before_publishing.startswith("4 points open: no guarantee covers the test records behind")
-    assert dict(few.rows)["before you publish"] == few.before_publishing
+    assert few.decision.verdict == "Yes, once 3 points are settled."
+    assert list(few.decision.parties) == ["Owner of the test records", "Operator", "Advised"]
+    assert dict(few.rows)["may it be published?"] == few.decision.words
     settled = replace(said(private, tuning_accounted=True), intended_use="Planning.", audited=True)
-    assert (settled.still_open, settled.before_publishing) == ((), "nothing that this page knows of is open.")
-    for changes, words in (
-        ({"measured": FAIR}, "no guarantee covers the test records"),
-        ({"guarantee": replace(settled.guarantee, tuning_accounted=False)}, "the choice of settings is not part of ε"),
-        ({"guarantee": replace(settled.guarantee, delta=1e-3, declared_units=2000)}, "δ is not below one in"),
-        ({"guarantee": replace(settled.guarantee, noise="seeded: not private")}, "the model is not private"),
-        ({"intended_use": None}, "its intended use is not stated"),
-        ({"audited": None}, "no audit was run"),
-        ({"audited": False}, "an audit refutes the claimed ε"),
-        ({"measured": replace(nobody(), metrics="private")}, "its accuracy and fairness are unknown"),
+    assert settled.decision.words == "Yes: nothing that this page knows of is open."
+    owner, operator, users = "Owner of the test records", "Operator", "Those responsible for its use"
+    guarantee = settled.guarantee
+    for who, changes, words in (
+        (owner, {"measured": FAIR}, "agree that accuracy and gap are published"),
+        (operator, {"guarantee": replace(guarantee, tuning_accounted=False)}, "if results on these records decided"),
+        (operator, {"guarantee": replace(guarantee, delta=1e-3, declared_units=2000)}, "train it again with a smaller"),
+        (users, {"guarantee": replace(guarantee, epsilon=5.0)}, "decide whether ε is small enough: a guess may be"),
+        (operator, {"intended_use": None}, "state what it is for"),
+        (operator, {"measured": replace(nobody(), metrics="private")}, "measure its accuracy and its gap"),
+        (users, {"measured": replace(DOUBTFUL, metrics="private")}, "decide whether a gap of up to 0.1"),
+        ("Advised", {"audited": None}, "run fairpate audit, which attacks"),
+        ("", {"guarantee": replace(guarantee, noise="seeded: not private")}, "No: it is not private."),
+        ("", {"guarantee": replace(guarantee, epsilon=20.0)}, "No: its ε and δ bound hardly any guess about one"),
+        ("", {"audited": False}, "No: an audit found that it reveals more than ε allows."),
+        ("", {"measured": replace(UNFAIR, metrics="private")}, "No: its gap of 0.300 is above 0.1, the limit for"),
+        ("", {"measured": replace(useless(), metrics="private")}, "No: it predicts 'no' for every record."),
     ):
-        (found,) = replace(settled, **changes).still_open
-        assert found.startswith(words), found
+        found = replace(settled, **changes).decision
+        points = found.parties if who else {"": found.verdict}
+        assert list(points) == [who]
+        assert points[who].startswith(words), points
+        assert found.verdict.startswith("Yes" if who else "No")
     page = report_pages.public_report(report_pages.published())
-    assert page.index("Before you publish:") < page.index('class="tiles"')
+    assert page.index("May it be published?") < page.index('class="tiles"')
+
+
+def test_a_small_gap_among_answers_does_not_hide_who_gets_none() -> None:
+    """Of 1,000 women 200 get no answer, of 1,000 men none: .2 apart, above the limit of .1; of 50 it is .05."""
+    some, many = (
+        said(with_interval(measured(refused=refused), 0.0, 0.05), tuning_accounted=True) for refused in (50, 200)
+    )
+    for found in (some, many):
+        assert found.line.startswith("Private and fair in its answers. It answers 9")
+        assert found.figures[1].word == "Fair in its answers"
+    assert [found.figures[1].mood for found in (some, many)] == ["good", "doubtful"]
+    assert [found.figures[3].mood for found in (some, many)] == ["none", "doubtful"]
+    words = f"decide whether it may leave 20.0{NB}% of “women” without an answer, and 0{NB}% of “men”"
+    assert [found.decision.parties.get("Those responsible for its use") for found in (some, many)] == [None, words]
 
 
 @pytest.mark.parametrize(
     ("delta", "units", "words"),
     [
-        (1e-5, 20_000, "δ is small enough: 0.2 of 1/n, for n = 20,000, the public number of persons."),
+        (1e-5, 20_000, "δ is small enough: one in 100,000, and the public number of persons is 20,000."),
         (1e-5, None, "How many persons there are is not public; δ is below 1/n for fewer than 100,000."),
         (1e-3, 5_000, "far below one in the number of persons, here 1/5,000"),
     ],

@@ -48,11 +48,10 @@ def test_the_first_sentence_names_the_model_its_verdicts_what_it_leaves_to_a_per
     sentence, _ = claims_in_words(claims, claims, rejecting, method="dp_sgd", why="the only one")
     assert sentence.startswith(
         "The model to publish is dp_sgd, the only one, with a reject option: private at ε = 1.00 (δ = 10⁻⁵) for "
-        "everything about one person, and fair, with a gap of 0.020 (95 % interval "
+        "everything about one person, and fair, with a gap of 0.020 ("
     )
-    assert (
-        f", at most 0.1 asked). 90.0{NB}% of its answers are right, without privacy 90.0{NB}%. It leaves " in sentence
-    )
+    assert f" with 95{NB}% confidence; at most 0.1 is called fair). 90.0{NB}% of its answers are right; " in sentence
+    assert f"without privacy 90.0{NB}%, which may be shown because these people are invented. It leaves " in sentence
     seeded = replace(rejecting, guarantee=replace(GUARANTEE, noise="seeded: not private"))
     words = claims_in_words(claims, claims, seeded, method="dp_sgd", why="the only one")[0]
     assert "with a reject option: not private at ε = 1.00" in words

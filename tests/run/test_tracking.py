@@ -23,7 +23,7 @@ from fairpate import log_to_mlflow
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import configured
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_json
-from fairpate.report.records import Choice
+from fairpate.report.decision import Choice
 from fairpate.run.bundle import OPTIONAL, REQUIRED, verify_bundle
 from fairpate.run.publication import read_choice, read_claims, renew_report, state_choice, write_card
 from fairpate.run.tracking import BUNDLE, FILES, entry_of
@@ -60,7 +60,7 @@ def test_the_report_says_what_became_known_after_the_run(made: RunDirectory, tmp
     shutil.copytree(made.root, copy.root)
     before = copy.public_report.read_text(encoding="utf-8")
     # The card of the fixture states a use.
-    assert "its intended use is not stated" not in before and "no audit was run" in before
+    assert "state what it is for" not in before and "run fairpate audit" in before
     renew_report(copy)
     assert copy.public_report.read_text(encoding="utf-8") == before
     choice = Choice(num_releases=3, epsilon=6.0, delta=3e-5)
@@ -94,7 +94,7 @@ def test_an_entry_holds_what_was_published_and_nothing_else(made: RunDirectory) 
     assert all(np.isfinite(value) for value in entry.metrics.values())
     assert entry.parameters["target.epsilon"] == "2.0" and entry.parameters["method"] == "weighted_votes"
     assert (entry.experiment, entry.name) == ("color_digits", "weighted_votes on color_digits, seed 0")
-    assert "Before you publish: " in entry.tags["mlflow.note.content"]
+    assert "May it be published? " in entry.tags["mlflow.note.content"]
     told = json.dumps([entry.parameters, entry.metrics, entry.tags])
     assert str(made.root) not in told and "without_privacy" not in told
 
