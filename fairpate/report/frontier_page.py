@@ -247,6 +247,9 @@ def judged_words(point: Point, rule: FairRule) -> str:
     among = f" where it is measured, and not known for {missing}" if missing else ""
     low, high, _ = point.ends_S3.get(rule.notion, np.full((1, 3), math.nan))[0].tolist()
     gap = figures.with_spread(point.seen_by(rule.notion))[0]
+    # A small gap among answers says nothing about those who get none.
+    if word == "fair" and point.value("refused") > 0:
+        word = "fair in its answers"
     verdict, limit = f"Its {measure} of {gap} is {word}{among}", f"{rule.limit:g}"
     if num_seeds > 1:
         numbers = [f"{word} with {num_by_verdict[word]}" for word in _VERDICTS if num_by_verdict[word]]
@@ -254,12 +257,13 @@ def judged_words(point: Point, rule: FairRule) -> str:
         return f"{verdict}: {by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
     if math.isnan(low):
         return f"{verdict}: it has no 95\u00a0% interval."
-    interval = f"its 95\u00a0% interval, {decimal(low)} to {decimal(high)},"
+    ends = f"up to {decimal(high)}" if low == value else f"{decimal(low)} to {decimal(high)}"
+    interval = f"its 95\u00a0% interval, {ends},"
     if word == "perhaps fair":
         # Below the limit, an interval of few records does not suffice.
         why = f"goes beyond {limit}" if high > rule.limit else "is of too few records to decide"
         return f"{verdict}: {interval} {why}."
-    return f"{verdict}: {interval} is {'at most' if word == 'fair' else 'above'} {limit}."
+    return f"{verdict}: {interval} is {'above' if word == 'not fair' else 'at most'} {limit}."
 
 
 def cells(point: Point) -> list[tuple[str, str]]:

@@ -327,6 +327,9 @@ def test_the_page_judges_a_configuration_by_the_rule_of_a_report():
         f"is fair where it is measured, and not known for X: {ends} 0.100, is at most 0.1."
     )
     assert judged((0.05, 0.1), degenerate=("predicts 'no' for every record",)).endswith("it is degenerate.")
+    # What a gate holds at its margin: resampling moves it upwards only.
+    held = judged((0.076, 0.08), coverage=0.9)
+    assert held == f"{gap} fair in its answers: its 95 % interval, up to 0.080, is at most 0.1."
 
 
 def test_no_script_judges_fairness_again():
