@@ -214,8 +214,10 @@ class Encoder:
             with torch.inference_mode():
                 return self.at_once(picture[None].to(device), memory_format=torch.channels_last)[0].cpu()
 
-        is_cpu, exact = device == "cpu", {"deterministic": True, "benchmark": False, "allow_tf32": False}
+        is_cpu = device == "cpu"
         cudnn: Any = torch.backends.cudnn  # its flags are those of the process: one thread sets them
+        # `flags` would switch cuDNN off by default.
+        exact = {"enabled": cudnn.enabled, "deterministic": True, "benchmark": False, "allow_tf32": False}
         try:
             with (
                 nullcontext() if is_cpu else cudnn.flags(**exact),

@@ -1,6 +1,6 @@
 """Run a sweep of configs/paper/ cell by cell in this process, and keep what it measures in docs/results/.
 
-    nice -n 19 python benchmarks/papers/papers.py configs/paper/table1_utkface.yaml [--seeds 0 1] [--state FOLDER]
+    nice -n 19 python benchmarks/papers/papers.py configs/paper/table1_utkface.yaml [--seeds 0 1] [--cells NAME ...]
 
 The cells are those of ``fairpate compare FILE``, one seed after the other, in a folder for what is kept between
 commands; what is finished there is not run again, and the file of results is written after every cell. A cell is named
@@ -52,15 +52,15 @@ def main() -> None:
     found = measured.read(options.config.stem)
     for seed in options.seeds if options.seeds is not None else sweep.seeds:
         for cell in cells:
-            methods, data = options.methods or sweep.methods, options.data or sweep.data_sets
-            chosen = cell.method in methods and cell.data in data
-            if cell.config.seed != seed or not chosen or seed in found.get(names[cell.digest], {}).get("seeds", ()):
+            name, methods, data = names[cell.digest], options.methods or sweep.methods, options.data or sweep.data_sets
+            chosen = cell.method in methods and cell.data in data and (not options.cells or name in options.cells)
+            if cell.config.seed != seed or not chosen or seed in found.get(name, {}).get("seeds", ()):
                 continue
             numbers = run_one(cell, options.state / options.config.stem, train_gaps=options.train_gaps)
-            print(f"{names[cell.digest]}, seed {seed}: {numbers.get('failed') or numbers['accuracy']}", flush=True)
+            print(f"{name}, seed {seed}: {numbers.get('failed') or numbers['accuracy']}", flush=True)
             if "failed" in numbers:
                 continue
-            add(found, names[cell.digest], seed, numbers)
+            add(found, name, seed, numbers)
             measuring = f"python benchmarks/papers/papers.py {options.config} --train-gaps"
             command = measuring if options.train_gaps else f"fairpate compare {options.config}"
             measured.write(options.config.stem, command=command, cells=found)
@@ -72,6 +72,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--data", nargs="+")
+    parser.add_argument("--cells", nargs="+", metavar="NAME", help="names of cells; all others are left out")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
     parser.add_argument(
         "--train-gaps", action="store_true", help="parity on private records too (public data sets only)"

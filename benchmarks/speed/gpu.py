@@ -41,7 +41,7 @@ def command(name: str, device: str) -> list[str]:
     on_gpu = device == "cuda"
     own = [str(Path(__file__)), "--device", device, "--part", name]
     words = {
-        "tests": ["-m", "pytest", "-q", "-n", "0", "-k", "gpu or cuda", "tests/nn", "tests/teachers"],
+        "tests": ["-m", "pytest", "-q", "-n", "0", "-k", "gpu or cuda", "tests/nn", "tests/teachers", "tests/data"],
         "small": [str(HERE / "small_teachers.py"), "solve", "--device", device, "--turns", "3" if on_gpu else "1"],
         "private": [str(HERE / "private_training.py"), "--device", device, "--repeats", "5" if on_gpu else "1"],
         "stacks": [str(HERE / "packing.py"), "--device", device, "--models", "resnet18", "--precision", "bfloat16"],

@@ -55,12 +55,13 @@ def letters(count: int, *, seed: int, first: int = 0) -> list[dict[str, str]]:
     return rows
 
 
-def write_letters(folder: Path, *, private: int, public: int, test: int) -> Path:
-    """Write the files of the data set to ``folder``, and return the path of its declaration."""
+def write_letters(folder: Path, *, private: int, public: int, test: int, seed: int = 0) -> Path:
+    """Write the files of the data set to ``folder``, and return the path of its declaration; another ``seed`` draws
+    other letters."""
     folder.mkdir(parents=True, exist_ok=True)
     first = 0
-    for seed, (name, count) in enumerate({"letters": private, "pool": public, "test": test}.items()):
-        rows = letters(count, seed=seed, first=first)
+    for part, (name, count) in enumerate({"letters": private, "pool": public, "test": test}.items()):
+        rows = letters(count, seed=3 * seed + part, first=first)
         first += count
         with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))

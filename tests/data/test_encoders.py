@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from accelerator import NEEDS_GPU
 from pretrained import SMALL as NAME
 from pretrained import small_network, write_pictures
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate import load_data
+from fairpate import encoders, load_data
 from fairpate.config import WeightsConfig
 from fairpate.data import DataError, Dataset, describe, features, large_arrays
 from fairpate.encoders import (
@@ -100,6 +101,40 @@ def test_bits_of_a_vector_depend_on_its_picture_alone(encoder: Encoder, ten: Ten
 
 
 @pytest.mark.slow  # it starts Python
+def test_on_another_device_pictures_and_network_are_there_and_nothing_is_rounded_further(
+    encoder: Encoder, ten: Tensor
+) -> None:
+    class Seen(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            assert {x.device.type, self.weight.device.type} == {"meta"}
+            flags: Any = torch.backends.cudnn
+            seen.append((flags.enabled, flags.deterministic, flags.benchmark, flags.allow_tf32))
+            return torch.ones(len(x), 3)
+
+    # The device `meta`, of tensors without numbers, stands for a graphics card.
+    seen: list[tuple[bool, ...]] = []
+    made = replace(encoder, network=Seen(1, 1))(ten[:2], device="meta")
+    assert made.tolist() == [[1.0] * 3] * 2
+    assert seen == [(True, True, False, False)] * 2
+    assert torch.backends.cudnn.allow_tf32  # as before
+    # What surrounds the networks: torch refuses to add, join or choose between numbers of two devices.
+    there = ten[:1].to("meta")
+    networks = {"efficientnet_lite0": encoders._efficientnet_lite0, "dlib_faces": encoders._dlib_faces}
+    for name in (NAME, *(networks if importlib.util.find_spec("efficientnet_lite_pytorch") else ("dlib_faces",))):
+        public = replace(encoder.public, name=name, has_picture=True)
+        with torch.device("meta"):
+            network = networks[name](150) if name in networks else small_network()
+        on_device = replace(encoder, public=public, network=network.eval(), side=150)
+        assert on_device.at_once(there, memory_format=torch.channels_last).device.type == "meta"
+
+
+@NEEDS_GPU
+def test_bits_of_a_vector_on_a_gpu_depend_on_its_picture_alone(encoder: Encoder, ten: Tensor) -> None:
+    made = encoder(ten, device="cuda")
+    assert torch.equal(encoder(ten.flip(0), device="cuda"), made.flip(0))
+    torch.testing.assert_close(made, encoder(ten), rtol=1e-3, atol=1e-4)
+
+
 def test_another_process_computes_the_same_bits(encoder: Encoder, ten: Tensor, tmp_path: Path) -> None:
     torch.save(ten, tmp_path / "ten.pt")
     script = (

