@@ -53,7 +53,9 @@ def main() -> None:
         found = json.loads(as_json)
         names = {"rows": [*found["models"]], "sentences": found["sentences"]}
         measured.write("demo", command="fairpate demo", cells=cells_of(found), **names)
-        replace(README, r"The model to publish is\s.*?\n\n", wrapped(found["sentences"]) + "\n")
+        replace(
+            README, r"> The model to publish is\s.*?\n\n", textwrap.indent(wrapped(found["sentences"]), "> ") + "\n"
+        )
         replace(QUICK_START, r"```text\n.*?```", f"```text\n{table_of(as_text)}\n```")
         draw(Path(found["files"]["this model"]), IMAGES / "demo-report.png")
         if options.page is not None:
@@ -73,7 +75,7 @@ def replace(path: Path, old: str, new: str) -> None:
 
 def wrapped(sentences: list[str]) -> str:
     """The sentences as one paragraph of the documents' width."""
-    return textwrap.fill(" ".join(sentences).replace("\u00a0", " "), 140, break_on_hyphens=False) + "\n"
+    return textwrap.fill(" ".join(sentences).replace("\u00a0", " "), 138, break_on_hyphens=False) + "\n"
 
 
 def table_of(printed: str) -> str:

@@ -273,7 +273,7 @@ class ReleaseLog:
         receipt = read_receipt(self._run)
         # Without a receipt all of it was drawn by other runs; with one, only what has another id.
         if receipt is None:
-            words = "Learned from release {} of another run, whose ε this is: it is spent once, not again."
+            words = "Learned from release {} of another run: both share this ε, which is spent once."
         else:
             words = "Learned also from release {} of another run: the part of ε that it cost is spent once, not again."
         return tuple(words.format(run) for run in origins if receipt is None or run != receipt.run)

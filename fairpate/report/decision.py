@@ -35,10 +35,11 @@ class Choice:
     @property
     def words(self) -> str:
         """A sentence on the cost of a choice by results, as all pages and the terminal state it."""
-        which = f"the {self.num_releases} private releases of this comparison"
+        chosen = "To choose a private model of this comparison by its results"
         if self.epsilon is None:
-            return f"To choose one of {which} by their results has no one ε: they protect different units."
-        return f"To choose one of {which} by their results, or to publish all of them, costs {self.cost} at most."
+            return f"{chosen} has no one ε: their releases protect different units."
+        learned = f"they learned from {self.num_releases} releases"
+        return f"{chosen}, or to publish all of them, costs {self.cost} at most: {learned}."
 
     def named(self, epsilon: float) -> str:
         """A sentence on the cost ``epsilon`` of one model of the comparison, and on that of a choice."""
@@ -68,8 +69,10 @@ class Decision:
     def parties(self) -> Mapping[str, str]:
         """What each party has to settle, as text; advice under "Advised"."""
         found: dict[str, list[str]] = {}
-        for who, what in (*self.to_settle, *(("Advised", words) for words in self.advised)):
-            found.setdefault(who, []).append(what)
+        for number, (who, what) in enumerate(self.to_settle, 1):
+            found.setdefault(who, []).append(f"({number}) {what}")
+        if self.advised:
+            found["Advised"] = [*self.advised]
         return {who: "; ".join(points) for who, points in found.items()}
 
     @property

@@ -253,8 +253,8 @@ def judged_words(point: Point, rule: FairRule) -> str:
     verdict, limit = f"Its {measure} of {gap} is {word}{among}", f"{rule.limit:g}"
     if num_seeds > 1:
         numbers = [f"{word} with {num_by_verdict[word]}" for word in _VERDICTS if num_by_verdict[word]]
-        by_seed = f"with each of {num_seeds} seeds" if clear else f"of {num_seeds} seeds it is {listed(numbers)}"
-        return f"{verdict}: {by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
+        by_seed = f" with each of {num_seeds} seeds" if clear else f": of {num_seeds} seeds it is {listed(numbers)}"
+        return f"{verdict}{by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
     if math.isnan(low):
         return f"{verdict}: it has no 95\u00a0% interval."
     ends = f"up to {decimal(high)}" if low == value else f"{decimal(low)} to {decimal(high)}"

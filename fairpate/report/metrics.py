@@ -211,7 +211,7 @@ class Evaluation:
     @property
     def words(self) -> EvaluationWords:
         """The words with which all pages describe the numbers of this evaluation."""
-        measured = "Measured on test records with their true labels and groups"
+        measured = "Accuracy and gaps are measured on test records with their true labels and groups"
         people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
         covered: Mapping[MetricsKind, str] = {
             "outside": f"{measured}; outside the privacy guarantee.",

@@ -358,7 +358,7 @@ class MeasuredClaims:
             named = f"not known for {listed(unknown)}"
             return f"fairness undefined ({named})" if measured.judged.left_out else f"fairness {named}"
         # "Fair among some" becomes the names of these groups.
-        word = "fair" if verdict == "fair among some" else verdict
+        word: str = "fair" if verdict == "fair among some" else verdict
         # A small gap among answers says nothing about those who get none.
         if word == "fair" and self.refuses:
             word = "fair in its answers"
@@ -399,8 +399,8 @@ class MeasuredClaims:
         words = f"It is right for {right} of the {measured.words['noun']}s"
         if self.refuses:
             share, uneven = percent(measured.coverage), self.uneven_coverage
-            least = "" if uneven is None else f", {percent(uneven[0].coverage)} of those of “{uneven[0].name}”,"
-            words = f"It answers {share} of the {measured.words['noun']}s{least} and is right for {right} of these"
+            least = "" if uneven is None else f" ({percent(uneven[0].coverage)} of “{uneven[0].name}”)"
+            words = f"It answers {share} of the {measured.words['noun']}s{least}; {right} of its answers are right"
         compared = self.accuracy_words
         return f"{words}{'' if compared.endswith('accuracy') else f', {compared}'}."
 
@@ -436,9 +436,10 @@ class MeasuredClaims:
                 # If tables are hidden the gap was rounded down, so it is worded as a bound.
                 rounded = f"of {measured.perfect_gap:.1f} or more" if measured.perfect_gap else "below 0.1"
                 of = f"of {measured.perfect_gap:.3f}" if not measured.hides_tables else rounded
+                those = "Among answered records, a" if self.refuses else "A"
                 perfect = (
-                    f"A model that is always right would have a gap {of} here: by so much do the true labels of the "
-                    "groups differ."
+                    f"{those} model that is always right would have a gap {of}: the true labels of the groups differ "
+                    "by as much."
                 )
             meant = "The largest difference in how often a class is predicted for one group and for all others"
             details = [
@@ -448,7 +449,7 @@ class MeasuredClaims:
                 perfect,
                 unknown,
                 left_out,
-                f"It compares shares of {pages.count(gap.min_cell_size)} records or more{empty}."
+                f"The smallest group that it compares has {pages.count(gap.min_cell_size)} records{empty}."
                 if gap.min_cell_size is not None
                 else f"It compares shares of records{empty}; how many are in the smallest is not shown.",
             ]
@@ -497,7 +498,7 @@ class MeasuredClaims:
             return fairness, accuracy, Figure(name=names[2], mood=answers.mood, **answers.tile)
         some, uneven = "Refuses some" if measured.num_answered else "Refuses all", self.uneven_coverage
         if uneven is not None:
-            some = f"Refuses “{uneven[0].name}” most"
+            some = f"Answers “{uneven[0].name}” least"
         coverage = Figure(
             name=names[2],
             value=percent(measured.coverage),
@@ -769,7 +770,7 @@ def least_found_words(measured: Evaluation) -> str:
     found = least_found(measured)
     if found is None:
         return ""
-    return f"The class that it finds least often: “{found[0]}”, in {_share_of_class(measured, found[1])}."
+    return f"No class is found less often than “{found[0]}”, in {_share_of_class(measured, found[1])}."
 
 
 def _share_of_class(measured: Evaluation, share: float) -> str:

@@ -316,7 +316,7 @@ def test_the_page_judges_a_configuration_by_the_rule_of_a_report():
     assert judged((0.11, 0.3)) == f"{gap} not fair: its 95 % interval, 0.110 to 0.300, is above 0.1."
     assert judged((None, None)) == f"{gap} of unknown fairness: it has no 95 % interval."
     rule = "Fair means that the whole 95 % interval is at most 0.1."
-    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f"is fair: with each of 2 seeds. {rule}")
+    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f"is fair with each of 2 seeds. {rule}")
     assert judged((0.05, 0.1), (0.05, 0.2)).endswith(
         f"is perhaps fair: of 2 seeds it is fair with 1 and perhaps fair with 1. {rule}"
     )

@@ -224,13 +224,13 @@ def test_the_gap_of_a_model_that_is_always_right_is_that_of_the_labels() -> None
     found = evaluation([[[60, 20], [10, 10]], [[20, 20], [10, 50]]])
     assert found.perfect_gap == pytest.approx(0.4)
     gap = stated(found).figures[1].details
-    assert any("always right would have a gap of 0.400 here" in words for words in gap)
+    assert any("always right would have a gap of 0.400:" in words for words in gap)
     assert np.isnan(evaluation([[[80, 10], [5, 4]], [[20, 20], [10, 50]]]).perfect_gap)
     three = np.zeros((2, 3, 3))
     three[:, range(3), range(3)] = [[180, 12, 12], [44, 40, 26]]
     three[:, 0, 1] = 1
     assert evaluation(three.astype(int)).perfect_gap == pytest.approx(0.4)
-    assert any("gap of 0.4 or more here" in words for words in stated(evaluation(three.astype(int))).figures[1].details)
+    assert any("gap of 0.4 or more:" in words for words in stated(evaluation(three.astype(int))).figures[1].details)
 
 
 def test_persons_count_and_not_their_records() -> None:

@@ -165,9 +165,9 @@ def test_without_test_records_nothing_is_claimed() -> None:
 
 def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_noise() -> None:
     assert said(FAIR).guarantee.meaning == (
-        "Somebody sees the model, knows all other private data, and has to guess, at even odds, whether one given "
-        f"record was among the private ones. The guess is right at most 73.2{NB}% of the time, that of a tossed coin "
-        f"50{NB}%."
+        "Somebody sees the model, knows all other private data, and has to guess whether one given record was among "
+        f"the private ones; both are equally likely. The guess is right at most 73.2{NB}% of the time, that of a "
+        f"tossed coin 50{NB}%."
     )
     # Exact metrics, which are published too, are not covered.
     assert "sees the model and its metrics, knows" in said(FAIR, parts=("test",)).guarantee.meaning
@@ -221,11 +221,10 @@ def test_earlier_releases_are_summed_beside_the_figure() -> None:
 def test_a_model_that_refuses_is_measured_on_what_it_answers() -> None:
     found = said(measured(refused=200), BETTER)
     coverage = found.figures[3]
-    assert (coverage.value, coverage.word) == (f"90.0{NB}%", "Refuses “women” most")
+    assert (coverage.value, coverage.word) == (f"90.0{NB}%", "Answers “women” least")
     assert "On 1,800 answered test records." in found.figures[2].details
-    women = f"80.0{NB}% of those of “women”"
-    assert f"It answers 90.0{NB}% of the test records, {women}, and is right for " in found.line
-    assert found.line.endswith(" less than a logistic model without privacy.")
+    assert f"It answers 90.0{NB}% of the test records (80.0{NB}% of “women”); " in found.line
+    assert found.line.endswith(" of its answers are right, 3.0 points less than a logistic model without privacy.")
 
 
 def test_the_tile_says_of_whom_fewer_are_answered() -> None:
@@ -252,7 +251,7 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
     )
     rarely = f"1.0{NB}% of the records of this class."
     assert f" It finds “manual” in {rarely}" in found.line
-    assert f"The class that it finds least often: “manual”, in {rarely}" in found.figures[2].details
+    assert f"No class is found less often than “manual”, in {rarely}" in found.figures[2].details
     # A class that is found as often as others is no headline.
     assert "finds" not in said(FAIR).line
 
@@ -260,8 +259,8 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
 def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_among_the_open_points() -> None:
     choice = Choice(num_releases=3, epsilon=3.0, delta=3e-5)
     words = (
-        "ε is 1.00 for a model named before any result is seen. To choose one of the 3 private releases of this "
-        "comparison by their results, or to publish all of them, costs ε = 3.00 (δ = 3·10⁻⁵) at most."
+        "ε is 1.00 for a model named before any result is seen. To choose a private model of this comparison by its "
+        "results, or to publish all of them, costs ε = 3.00 (δ = 3·10⁻⁵) at most: they learned from 3 releases."
     )
     alone = said(FAIR, tuning_accounted=False)
     found = replace(alone, choice=choice)
@@ -277,7 +276,9 @@ def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_amon
     seeded = replace(said(FAIR, noise="seeded: not private", tuning_accounted=False), choice=choice)
     assert "of this comparison" not in " ".join(seeded.figures[0].details)
     mixed = Choice(num_releases=2, epsilon=None, delta=None)
-    assert "has no one ε: they protect different units" in " ".join(replace(alone, choice=mixed).figures[0].details)
+    assert "has no one ε: their releases protect different units" in " ".join(
+        replace(alone, choice=mixed).figures[0].details
+    )
 
 
 def test_whether_it_may_be_published_follows_from_the_facts() -> None:
@@ -292,14 +293,22 @@ def test_whether_it_may_be_published_follows_from_the_facts() -> None:
     owner, operator, users = "Owner of the test records", "Operator", "Those responsible for its use"
     guarantee = settled.guarantee
     for who, changes, words in (
-        (owner, {"measured": FAIR}, "agree that accuracy and gap are published"),
-        (operator, {"guarantee": replace(guarantee, tuning_accounted=False)}, "if results on these records decided"),
-        (operator, {"guarantee": replace(guarantee, delta=1e-3, declared_units=2000)}, "train it again with a smaller"),
-        (users, {"guarantee": replace(guarantee, epsilon=5.0)}, "decide whether ε is small enough: a guess may be"),
-        (operator, {"intended_use": None}, "state what it is for"),
-        (operator, {"measured": replace(nobody(), metrics="private")}, "measure its accuracy and its gap"),
-        (users, {"measured": replace(DOUBTFUL, metrics="private")}, "decide whether a gap of up to 0.1"),
-        ("Advised", {"audited": None}, "run fairpate audit, which attacks"),
+        (owner, {"measured": FAIR}, "(1) decide whether accuracy and gap are published"),
+        (
+            operator,
+            {"guarantee": replace(guarantee, tuning_accounted=False)},
+            "(1) if results on these records",
+        ),
+        (
+            operator,
+            {"guarantee": replace(guarantee, delta=1e-3, declared_units=2000)},
+            "(1) train it again with",
+        ),
+        (users, {"guarantee": replace(guarantee, epsilon=5.0)}, "(1) decide whether ε is small enough: a guess may be"),
+        (operator, {"intended_use": None}, "(1) state its purpose"),
+        (operator, {"measured": replace(nobody(), metrics="private")}, "(1) measure its accuracy and its gap"),
+        (users, {"measured": replace(DOUBTFUL, metrics="private")}, "(1) decide whether a gap of up to 0.1"),
+        ("Advised", {"audited": None}, "run fairpate audit, which measures"),
         ("", {"guarantee": replace(guarantee, noise="seeded: not private")}, "No: it is not private."),
         ("", {"guarantee": replace(guarantee, epsilon=20.0)}, "No: its ε and δ bound hardly any guess about one"),
         ("", {"audited": False}, "No: an audit found that it reveals more than ε allows."),
@@ -325,14 +334,14 @@ def test_a_small_gap_among_answers_does_not_hide_who_gets_none() -> None:
         assert found.figures[1].word == "Fair in its answers"
     assert [found.figures[1].mood for found in (some, many)] == ["good", "doubtful"]
     assert [found.figures[3].mood for found in (some, many)] == ["none", "doubtful"]
-    words = f"decide whether it may leave 20.0{NB}% of “women” without an answer, and 0{NB}% of “men”"
+    words = f"(1) decide whether it may leave 20.0{NB}% of “women” without an answer, against 0{NB}% of “men”"
     assert [found.decision.parties.get("Those responsible for its use") for found in (some, many)] == [None, words]
 
 
 @pytest.mark.parametrize(
     ("delta", "units", "words"),
     [
-        (1e-5, 20_000, "δ is small enough: one in 100,000, and the public number of persons is 20,000."),
+        (1e-5, 20_000, "δ is one in 100,000, below one in 20,000, the public number of persons."),
         (1e-5, None, "How many persons there are is not public; δ is below 1/n for fewer than 100,000."),
         (1e-3, 5_000, "far below one in the number of persons, here 1/5,000"),
     ],

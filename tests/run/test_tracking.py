@@ -60,7 +60,7 @@ def test_the_report_says_what_became_known_after_the_run(made: RunDirectory, tmp
     shutil.copytree(made.root, copy.root)
     before = copy.public_report.read_text(encoding="utf-8")
     # The card of the fixture states a use.
-    assert "state what it is for" not in before and "run fairpate audit" in before
+    assert "state its purpose" not in before and "run fairpate audit" in before
     renew_report(copy)
     assert copy.public_report.read_text(encoding="utf-8") == before
     choice = Choice(num_releases=3, epsilon=6.0, delta=3e-5)
