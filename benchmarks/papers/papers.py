@@ -20,11 +20,11 @@ import measured
 import torch
 
 from fairpate.config import RayConfig, flattened
-from fairpate.data import load_data
+from fairpate.data import load_data, load_once
 from fairpate.fairness import rates
 from fairpate.methods.base import determining_values
 from fairpate.releases.directory import RunDirectory, read_json, read_labels, read_statement, read_votes, write_votes
-from fairpate.run.compare import run_cell, shared_file, train_and_vote
+from fairpate.run.compare import run_cell, shared_file
 from fairpate.run.folder import UnprotectedRun
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, load_sweep
 from fairpate.terminal import Reporter
@@ -142,7 +142,8 @@ def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:
         return None
     path = folder / shared.name
     if not path.exists():
-        votes = train_and_vote(cell, folder, Reporter(quiet=True))
+        # As `train_and_vote` does, but pictures are embedded once for all cells of a seed.
+        votes = cell.config.votes_to_share(load_once(cell.config.data), folder, Reporter(quiet=True))
         folder.mkdir(parents=True, exist_ok=True)
         write_votes(votes, path)
     return read_votes(path)

@@ -7,15 +7,17 @@ Shapes: N records, C classes.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fairpate.config import flattened
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
 from fairpate.lazy import Later, torch
-from fairpate.methods.base import Method, Stream, Training, torch_generator
-from fairpate.types import GateRule, LabelledSet
+from fairpate.methods.base import Method, Stream, Training, determining_values, torch_generator
+from fairpate.types import GateRule, LabelledSet, UserError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,11 +28,18 @@ else:  # both import torch, which readers of votes and configurations do not nee
     models, students = Later("fairpate.nn.models"), Later("student.student")
 
 _MAX_STUDENT_THREADS = 4
+_REFUSING = ("threshold", "max_disparity")
+"""The last names of settings by which a label is refused: a threshold of votes, and the margin of a gate or filter."""
+
+
+class NoLabelsError(UserError, ValueError):
+    """Raised if every label was refused, so that a student has nothing to learn from; what was released is charged."""
 
 
 def fit_student(method: Method, training: Training, labelled: LabelledSet, **options: Any) -> nn.Module:
     """Train the student of ``method`` on released labels and return it. Further keyword arguments, ``options``, are
-    passed to :func:`student.student.train_student`."""
+    passed to :func:`student.student.train_student`. NoLabelsError if there are no labels."""
+    require_labels(method, labelled)
     config, dataset, threads = method.student_training, training.dataset, torch.get_num_threads()
     # Small dense layers are slower on several threads.
     torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if config.model.name in models.CONVOLUTIONAL else 1)
@@ -47,6 +56,24 @@ def fit_student(method: Method, training: Training, labelled: LabelledSet, **opt
             )
     finally:
         torch.set_num_threads(threads)
+
+
+def require_labels(method: Method, labelled: LabelledSet) -> None:
+    """Raise NoLabelsError, which names the settings of ``method`` that refuse labels, if there is none to learn
+    from."""
+    if len(labelled.labels):
+        return
+    # The reject option of the published model has a margin too, which labels do not meet.
+    said = [
+        f"{field}: {value}"
+        for field, value in flattened(determining_values(method)).items()
+        if field.rpartition(".")[2] in _REFUSING and not field.startswith("student.") and value not in (None, -math.inf)
+    ]
+    raise NoLabelsError(
+        f"{', '.join(said) or 'method: ' + method.method}: every label was refused, so a student has nothing to learn "
+        "from. Lower the threshold, raise max_disparity or ask more queries, in a new run folder (--out); what was "
+        "released here stays charged."
+    )
 
 
 def unread_beside_rule(method: Method) -> dict[str, str]:

@@ -371,7 +371,7 @@ class OwnVotes(GnmaxMethod):
         dataset, public = training.dataset, training.dataset.public
         if not self.voting(dataset, 0).fitted_together:
             return super().learn(training, labels)
-        shares_MC = labels.noisy_counts(dataset.num_classes).shares(dataset)
+        shares_MC = self.answers_to_fit(dataset, labels).shares(dataset)
         training.reporter.note("student", "no single answer stands out from the noise: a rule fitted to all teaches it")
         said = LabelledSet(
             record_ids=tuple(public.record_id),

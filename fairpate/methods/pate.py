@@ -155,7 +155,7 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
         labels, dataset, run = super().release(training), training.dataset, training.run
         if not (beside := self.beside(dataset)):
             return labels
-        counts = labels.noisy_counts(dataset.num_classes)
+        counts = self.answers_to_fit(dataset, labels)
         settings = self._settings_of_table(counts)
         if run.thresholds.exists():
             released, origin = read_release(run.thresholds)
@@ -213,7 +213,7 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
     def rule(self, dataset: Dataset, labels: ReleasedLabels) -> tuple[npt.NDArray[np.float64], LabelledSet]:
         """Return the linear rule (C, W) that was fitted to all answers, and its labels of the whole pool."""
         event, public = next(iter(self.beside(dataset)), None), dataset.public
-        counts = labels.noisy_counts(dataset.num_classes)
+        counts = self.answers_to_fit(dataset, labels)
         rule_CW, said = counts.learned(dataset, event, labels.table_KC, self.thresholds)
         ids, groups = tuple(public.record_id), public.z.numpy()
         return rule_CW, LabelledSet(record_ids=ids, labels=said.labels_M, groups=groups, chances=said.chances_MC)

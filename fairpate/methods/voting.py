@@ -46,7 +46,7 @@ from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.lazy import Later, torch
 from fairpate.methods.base import Audited, ExpectedVotes, Method, Price, RunLog, Trained, Training, price
-from fairpate.methods.learning import fit_student, public_records
+from fairpate.methods.learning import fit_student, public_records, require_labels
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant
@@ -695,6 +695,11 @@ class VotingMethod(Method):
     def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Train a student on the released labels and return it; this costs no privacy."""
         return self.taught(training, labels, labels.labelled)
+
+    def answers_to_fit(self, dataset: Dataset, labels: ReleasedLabels) -> NoisyCounts:
+        """Return the released answers as noisy counts, to which a rule is fitted; NoLabelsError if there is none."""
+        require_labels(self, labels.labelled)
+        return labels.noisy_counts(dataset.num_classes)
 
     def taught(self, training: Training, labels: ReleasedLabels, kept: LabelledSet, **options: Any) -> Trained:
         """Train a student on ``kept``, all or some of the released ``labels``, and return ``labels`` with this student.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,14 @@ from aggregator.mechanism import ConfidentGnmax
 from aggregator.session import mechanism_within
 from fairpate.config import ConfigError
 from fairpate.methods.base import configured
+from fairpate.methods.learning import NoLabelsError
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_labels, write_labels
 from fairpate.run.folder import open_run_directory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
-from fairpate.types import REMARKS
+from fairpate.types import REMARKS, UserError
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -159,6 +161,22 @@ def test_a_stop_that_depends_on_votes_is_remarked_with_its_price(train: Train) -
     page, card = (path.read_text(encoding="utf-8") for path in write_card(leaking.root))
     assert REMARKS["stopped_by_votes"] in page
     assert REMARKS["stopped_by_votes"] in json.loads(card)["limits"]
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "named"),
+    [
+        ("fairpate", (), "aggregator.mechanism.threshold: 1000.0, aggregator.gate.max_disparity: 0.05: "),
+        ("pate", ("data.embedding={}", "teachers.model.name=ridge"), "aggregator.mechanism.threshold: 1000.0: "),
+    ],
+)
+def test_a_run_whose_labels_are_all_refused_names_what_refused_them(
+    method: str, overrides: tuple[str, ...], named: str, train: Train, tmp_path: Path
+) -> None:
+    """Also where a rule is fitted to what small teachers answered: the message is for the user, no fault of ours."""
+    with pytest.raises(NoLabelsError, match=f"^{re.escape(named)}every label was refused.*stays charged") as refused:
+        train(method, f"out={tmp_path / 'run'}", "aggregator.mechanism.threshold=1000", *overrides)
+    assert isinstance(refused.value, UserError)
 
 
 @pytest.mark.parametrize("method", ["pate", "pate_s_pre"])
