@@ -1,11 +1,16 @@
 """How many queries are answered over threshold, margin and budget (FairPATE, Appendix J, Figures 12 to 15); no student.
 
     nice -n 19 python benchmarks/papers/query_experiments.py [--data utkface ...] [--seeds 0 1 2 3 4] [--state FOLDER]
+    nice -n 19 python benchmarks/papers/query_experiments.py --small-teachers --data utkface fairface --seeds 0
 
 Votes of one ensemble per data set and seed; the noise of a query is the same in every cell. The budget is the papers':
 queries stop where the price that depends on votes would pass epsilon, which leaks. ``answered`` is under the exact
 joint price, in which an argmax that the gate refuses is paid; ``answered_as_in_paper`` under the published ledger, in
 which it is free. ``answered_Z`` are those of public group Z, ``parity`` the largest gap of what was answered.
+
+With small teachers epsilon is published: noise is scaled so that all queries fit, and none stops early. Their number is
+that of ``fairpate run --method fairpate --set aggregator.release=label``, and both noises are in the ratio of the
+paper's; ``label_accuracy`` is that of what was answered. They are kept in query_experiments_small.json.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import argparse
 import itertools
 import math
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +29,11 @@ import papers
 
 from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax
 from fairpate.config import RayConfig, merge, read_yaml
+from fairpate.data import load_once
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import dp_one_vs_rest
 from fairpate.methods.base import config_digest, configured
+from fairpate.methods.defaults import resolved
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, RenyiFilter
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -43,6 +51,10 @@ THRESHOLDS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 """As shares of the teachers."""
 MARGINS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 MIN_COUNT = 50
+PUBLISHED = (1, 2, 6, 10)
+SMALL_THRESHOLDS = (0.5, 0.55, 0.6, 0.7)
+SMALL_MARGINS = (0.01, 0.05, 0.5)
+"""Of small teachers: budgets, thresholds as shares of the teachers, and margins."""
 _ORDERS_A = np.array(DEFAULT_ORDERS)
 
 
@@ -50,18 +62,21 @@ def main() -> None:
     """Measure what is missing, and write the file of results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=sorted(DATA), default=["utkface", "color_mnist"])
+    parser.add_argument("--small-teachers", action="store_true", help="thousands of them, at a published epsilon")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--state", type=Path, default=Path("runs"), help="folder that is kept between commands")
     options = parser.parse_args()
-    found = measured.read("query_experiments")
+    file = "query_experiments_small" if options.small_teachers else "query_experiments"
+    found, asked = measured.read(file), measure_small if options.small_teachers else measure
     for data, seed in itertools.product(options.data, options.seeds):
         if any(name.startswith(f"{data}/") and seed in cell["seeds"] for name, cell in found.items()):
             continue
-        for name, numbers in measure(data, seed, options.state):
+        for name, numbers in asked(data, seed, options.state):
             papers.add(found, name, seed, numbers)
         there = " ".join(each for each in DATA if any(name.startswith(f"{each}/") for name in found))
-        command = f"python benchmarks/papers/query_experiments.py --data {there}"
-        measured.write("query_experiments", command=command, cells=found)
+        flag = "--small-teachers " if options.small_teachers else ""
+        command = f"python benchmarks/papers/query_experiments.py {flag}--data {there}"
+        measured.write(file, command=command, cells=found)
         print(f"{data}, seed {seed}", flush=True)
 
 
@@ -89,6 +104,36 @@ def measure(data: str, seed: int, state: Path) -> list[tuple[str, dict[str, Any]
     return cells
 
 
+def measure_small(data: str, seed: int, state: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Every threshold under every budget and margin, of small teachers at a published epsilon."""
+    file, num_public, delta, _ = DATA[data]
+    of_paper = read_yaml(FOLDER / file)["aggregator"]["mechanism"]
+    said = [
+        *(f"data.name={data}", f"data.num_public={num_public}", f"data.seed={seed}", f"seed={seed}"),
+        *(f"target.delta={delta}", "noise=seeded", "ray.num_actors=0", "aggregator.release=label"),
+        *(f"aggregator.mechanism.{name}={of_paper[name]}" for name in ("threshold_stddev_votes", "noise_stddev_votes")),
+        "aggregator.mechanism.threshold=0",
+    ]
+    cells = []
+    for epsilon in PUBLISHED:
+        config: Any = resolved([*said, f"target.epsilon={epsilon}"], "fairpate")
+        dataset = load_once(config.data)
+        votes = papers.shared_votes(Cell(data=data, config=config, digest=config_digest(config)), state / "votes")
+        assert votes is not None
+        row_of = {record_id: row for row, record_id in enumerate(dataset.public.record_id)}
+        truth_Q = dataset.public.y.numpy()[[row_of[record_id] for record_id in votes.record_ids]]
+        # The noise does not depend on the threshold.
+        scaled = asdict(config.plan(dataset).mechanism)
+        for share in SMALL_THRESHOLDS:
+            given = scaled | {"threshold": share * config.teachers.num_teachers}
+            stream = Stream(ConfidentGnmax(**given), votes, seed, delta)
+            for margin in SMALL_MARGINS:
+                name = f"{data}/threshold={share:g},epsilon={epsilon:g},margin={margin:g}"
+                fixed = {"unit": "record", "relation": "add or remove one", "delta": delta}
+                cells.append((name, fixed | stream.answered_in_all(margin, truth_Q)))
+    return cells
+
+
 class Stream:
     """The queries in their order: the labels that a mechanism draws, and what they cost."""
 
@@ -108,8 +153,11 @@ class Stream:
             source=SeededSource(seed),
         )
         self._labels = [NOT_CONFIDENT if outcome.label is None else outcome.label for outcome in outcomes]
-        price_QA = accountant.rdp_of_votes_data_dependent(mechanism.realised(votes.votes_QC), _ORDERS_A)
-        self._spent_QA = np.cumsum(price_QA, axis=0)
+
+    @cached_property
+    def _spent_QA(self) -> np.ndarray[Any, Any]:
+        price_QA = accountant.rdp_of_votes_data_dependent(self._mechanism.realised(self._votes.votes_QC), _ORDERS_A)
+        return np.cumsum(price_QA, axis=0)
 
     def answered(self, epsilon: float, margin: float) -> dict[str, Any]:
         """What is answered before the budget is spent, in both ledgers."""
@@ -119,15 +167,24 @@ class Stream:
         counts_GC, rejected_Q = self._released(margin)
         final_GC = counts_GC[submitted]
         in_paper = self._submitted_as_in_paper(limit_A, rejected_Q)
-        sizes_G = final_GC.sum(axis=1)
-        gap = dp_one_vs_rest(final_GC[:, None, :].astype(np.float64)).value if (sizes_G > 0).sum() > 1 else None
         return {
             "submitted": submitted,
-            "answered": int(final_GC.sum()),
             "rejected": int(rejected_Q[:submitted].sum()),
-            "parity": gap,
             "answered_as_in_paper": int(counts_GC[in_paper].sum()),
-            **{f"answered_{group}": int(size) for group, size in enumerate(sizes_G)},
+            **_of_answers(final_GC),
+        }
+
+    def answered_in_all(self, margin: float, truth_Q: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """What is answered of all queries, and how many of these answers are right."""
+        counts_GC, rejected_Q = self._released(margin)
+        labels_Q = np.array(self._labels)
+        answered_Q = (labels_Q != NOT_CONFIDENT) & ~rejected_Q
+        right = float((labels_Q == truth_Q)[answered_Q].mean()) if answered_Q.any() else None
+        return {
+            "submitted": len(labels_Q),
+            "rejected": int(rejected_Q.sum()),
+            "label_accuracy": right,
+            **_of_answers(counts_GC[-1]),
         }
 
     def _released(self, margin: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -150,6 +207,14 @@ class Stream:
             spent_A = self._mechanism.as_in_paper_rdp(self._votes.votes_QC[:middle], rejected_Q=rejected_Q[:middle])
             low, high = (middle, high) if (spent_A <= limit_A).any() else (low, middle - 1)
         return low
+
+
+def _of_answers(counts_GC: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Number of answers, of all and by group, and their largest gap."""
+    sizes_G = counts_GC.sum(axis=1)
+    gap = dp_one_vs_rest(counts_GC[:, None, :].astype(np.float64)).value if (sizes_G > 0).sum() > 1 else None
+    by_group = {f"answered_{group}": int(size) for group, size in enumerate(sizes_G)}
+    return {"answered": int(counts_GC.sum()), "parity": gap, **by_group}
 
 
 if __name__ == "__main__":
