@@ -102,7 +102,8 @@ def read_weights(content: bytes) -> dict[str, Tensor]:
 
 def _arrays(content: bytes) -> Iterator[npt.NDArray[np.float32]]:
     """Yield the arrays of all layers with weights, in the order of the file."""
-    for layer in _LAYER.finditer(content):
+    place = 0
+    while layer := _LAYER.search(content, place):  # floats are skipped: their bytes may look like a name
         place = layer.end()
         # Two whole numbers, of the sides of its array, come first in the last layer.
         numbers = []
@@ -113,6 +114,8 @@ def _arrays(content: bytes) -> Iterator[npt.NDArray[np.float32]]:
         version, *sizes = numbers[-_NUMBERS_OF_ARRAY:]
         if version != _ARRAY_FORMAT:
             raise ValueError(f"Expected arrays of format {_ARRAY_FORMAT}, got {version}.")
-        if place + 4 * math.prod(sizes) > len(content):
+        end = place + 4 * math.prod(sizes)
+        if end > len(content):
             raise ValueError("An array is not complete: the file ends early.")
         yield np.frombuffer(content, "<f4", math.prod(sizes), place).astype(np.float32)
+        place = end

@@ -24,8 +24,7 @@ from fairpate.terminal import Reporter
 NAME = "letters"
 VECTORS = {
     "words_512": "{text: 512}",
-    "words_2048": "{text: 2048}",
-    "characters_2048": "{text: 2048, ngrams: characters}",
+    "characters_512": "{text: 512, ngrams: characters}",
     "glove": "{text: 50, ngrams: glove}",
 }
 EPSILONS = (0.1, 1.0)
