@@ -74,7 +74,7 @@ from fairpate.run.publication import comparison_html, read_claims, state_choice
 from fairpate.run.run import check_data, make_release, run_method
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
-from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
+from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, heard_by, restored
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 from teachers.vectors import vectors_on
@@ -339,7 +339,9 @@ class _ThisProcess:
     def get(self, task: Callable[[], Any], **_: Any) -> Any:
         threads = torch.get_num_threads()
         try:
-            return task()
+            # The steps of a cell are no cells: like those of a worker, nobody hears of them.
+            with heard_by(lambda *_: None):
+                return task()
         finally:
             torch.set_num_threads(threads)
 

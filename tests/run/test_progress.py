@@ -19,6 +19,7 @@ from rich.console import Console
 
 from fairpate import terminal
 from fairpate.data import table_files
+from fairpate.run.compare import _ThisProcess
 from fairpate.terminal import Pace, Reporter, duration, speaking, waiting
 from fairpate.types import heard_by, tell
 
@@ -104,6 +105,13 @@ def test_loops_below_tell_whoever_listens(finished):
             entries = audit.verify(finished[0].ledger).entries
     tell(2, 2)
     assert told == [(1, 2), *((number, entries) for number in range(1, entries + 1))]
+
+
+def test_the_steps_of_a_cell_in_this_process_are_not_counted_as_cells():
+    told = []
+    with heard_by(lambda *steps: told.append(steps)):
+        assert _ThisProcess().get(lambda: tell(1, 2) or "row") == "row"
+    assert told == []
 
 
 def test_every_long_command_tells_how_far_it_is(finished, fairpate, monkeypatch):
