@@ -383,17 +383,19 @@ def kills(number: int, folder: Path, *, namespaces: bool, seed: int) -> dict[str
                 time.sleep(0.01)
             if run.works and killed < number:
                 killed_s, killed = time.monotonic(), killed + 1
+                stage = next((line.split()[0] for line in reversed(run.lines) if line.strip()), "start")
                 hit.append(name)
                 if place is None:
                     run.kill()
                 else:
                     breaks(cluster.nodes[place])
                 if place:  # its only worker: the run waits for another
-                    cluster.repair()
+                    cluster.replace(cluster.nodes[place])
                 status = run.wait()
                 tallies[name].seconds.append(time.monotonic() - killed_s)
                 said = [line for line in run.lines if line.startswith("error ")]
-                print(f"{killed}: {name} at {killed_s - run.started_s:.0f} s: exit {status}, {said}", file=sys.stderr)
+                after = f"{killed_s - run.started_s:.0f} s ({stage})"
+                print(f"{killed}: {name} after {after}: exit {status}, {said}", file=sys.stderr)
                 if status:
                     tallies[name].ended += 1
                     # A driver that is killed while it imports has no witness yet.

@@ -276,6 +276,14 @@ class Cluster(Machines):
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"a node is not there after {START_LIMIT_S:g} s: {self._logs()}")
 
+    def replace(self, node: Node) -> None:
+        """Start ``node``, which is ending, anew once the head knows that it is lost; until then the head counts on
+        it."""
+        while not node.has_ended:
+            time.sleep(0.1)
+        self.wait_until(sum(not each.has_ended for each in self.nodes))
+        self.repair()
+
     def wait_until(self, num_nodes: int) -> None:
         """Return when the head counts on exactly so many nodes."""
         deadline_s = time.monotonic() + START_LIMIT_S

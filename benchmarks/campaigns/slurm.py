@@ -75,7 +75,8 @@ class Job:
     def wait_for(self, happened: Callable[[Job], bool]) -> None:
         """Return when it happened. BrokenGuaranteeError after the limit, or if the job ended before."""
         while not happened(self):
-            if (state := self.known["JobState"]) not in ACTIVE:
+            # Asked again, because the job may have ended between both questions.
+            if (state := self.known["JobState"]) not in ACTIVE and not happened(self):
                 raise BrokenGuaranteeError(f"{state}: {self.log[-2000:]}")
             if time.monotonic() > self.started_s + JOB_LIMIT_S:
                 raise BrokenGuaranteeError(f"{self.known['JobState']} after {JOB_LIMIT_S:g} s: {self.log[-2000:]}")
@@ -93,16 +94,15 @@ def in_training(job: Job) -> bool:
     return len(list((job.folder / "teachers").glob("*.safetensors"))) >= 4
 
 
-def lose_second(_: Job, slurm: LocalSlurm) -> None:
-    """The node without the command dies; it is back after the job's end."""
-    slurm.kill(slurm.names[1])
+def losing(node: int) -> Callable[[Job, LocalSlurm], None]:
+    """A node dies, and is back when Slurm has taken the job from both."""
 
+    def lose(job: Job, slurm: LocalSlurm) -> None:
+        slurm.kill(slurm.names[node])
+        job.wait_for(lambda job: job.known["JobState"] != "RUNNING")
+        slurm.start(slurm.names[node])
 
-def lose_first(job: Job, slurm: LocalSlurm) -> None:
-    """The node with the command dies, and comes back."""
-    slurm.kill(slurm.names[0])
-    job.wait_for(lambda job: job.known["JobState"] != "RUNNING")
-    slurm.start(slurm.names[0])
+    return lose
 
 
 def preempt(job: Job, slurm: LocalSlurm) -> None:
@@ -119,8 +119,8 @@ def end_time(job: Job, slurm: LocalSlurm) -> None:
 
 DISTURBANCES: Mapping[str, Callable[[Job, LocalSlurm], None]] = {
     "run": lambda *_: None,
-    "second node dies": lose_second,
-    "first node dies, with the command": lose_first,
+    "second node dies": losing(1),
+    "first node dies, with the command": losing(0),
     "preempted": preempt,
     "its time is over": end_time,
 }

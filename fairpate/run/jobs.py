@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
 import re
 import secrets
@@ -20,10 +19,11 @@ import shutil
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from fairpate.config import ConfigError, apply_override, flattened, read_yaml
@@ -226,16 +226,18 @@ class Cluster:
             raise JobError(f"{job}: not submitted by `fairpate cluster submit`; `ray job logs {job}` shows its log.")
         return Job(**json.loads(metadata[_FACTS]))
 
-    def follow(self, job: str, show: Callable[[str], object]) -> tuple[int, str]:
+    def follow(self, job: str, show: Callable[[str], object], *, at_end: bool = False) -> tuple[int, str]:
         """Hand each line of a job's log to ``show`` until the job ends; return its exit code, and in words why it
-        failed. JobError if the dashboard is silent for a minute."""
+        failed. JobError if the dashboard is silent for a minute.
+
+        ``at_end``: not before the job ends. Ray sends a log from its beginning each time."""
         shown, pause_s, answered_s = 0, _FIRST_LOOK_S, time.monotonic()
         while True:
             try:
                 # In this order: the log of a job that has ended is complete.
                 info = self._client.get_job_info(job)
                 has_ended = info.status.is_terminal()
-                log = str(self._client.get_job_logs(job)) if has_ended else self._log(job)
+                log = str(self._client.get_job_logs(job)) if has_ended else "" if at_end else self._log(job)
                 answered_s = time.monotonic()
             except (OSError, RuntimeError) as error:
                 if time.monotonic() > answered_s + _SILENCE_LIMIT_S:
@@ -269,41 +271,54 @@ class Cluster:
         except RuntimeError:  # there is none yet
             return ""
 
-    def fetch(self, job: str, told: Job) -> list[str]:
+    def fetch(self, job: str, told: Job, *, has_failed: bool = False) -> list[str]:
         """Copy what ``told``, the finished job ``job``, publishes to its folder on this machine; return the names of
-        the files, none if nothing is published. JobError if they do not arrive complete."""
+        the files, none if nothing is published. JobError if they do not arrive complete.
+
+        ``has_failed``: the job may have ended before it made its folder on the head; then nothing is published."""
         assert told.out is not None
         names, mark = _PUBLIC[told.command], secrets.token_hex(8)
         listed = f"$(ls -d {shlex.join(names)} 2>/dev/null)"
-        # Each line is marked and written at once, because Ray writes to the same log.
+        unless = f"test -d {shlex.quote(told.out)} || {{ echo {mark}:; exit; }}; " if has_failed else ""
+        # Each line is marked and written at once (so shorter than a page), because Ray writes to the same log.
         packer = self._submitted(
-            entrypoint=f'cd {shlex.quote(told.out)} && echo {mark}: && test -n "{listed}" && '
-            f"tar --create --gzip {listed} | base64 | sed -u 's/^/{mark}:/'",
+            entrypoint=f'{unless}cd {shlex.quote(told.out)} && echo {mark}: && test -n "{listed}" && '
+            f"tar --create --gzip {listed} | base64 --wrap=2000 | sed -u 's/^/{mark}:/'",
             metadata={},
         )
-        lines: list[str] = []
-        self.follow(packer, lines.append)
-        marked = [line.removeprefix(f"{mark}:") for line in lines if line.startswith(f"{mark}:")]
-        if marked == [""]:
-            return []
-        try:
-            packed = base64.b64decode("".join(marked), validate=True)
-            return _unpacked(gzip.decompress(packed), names, Path(told.to), {"job": job, "address": self.address})
-        except (ValueError, OSError, EOFError, tarfile.TarError) as error:
-            if isinstance(error, PlaceError):
-                raise
-            raise JobError(
-                f"{told.out}: what the job published did not arrive complete ({error}); {self.come_back(job)}."
-            ) from error
+        has_begun = False
+        with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as archive:
+
+            def keep(line: str) -> None:
+                nonlocal has_begun
+                if line.startswith(f"{mark}:"):
+                    has_begun = True
+                    packed.write(base64.b64decode(line.removeprefix(f"{mark}:"), validate=True))
+
+            try:
+                self.follow(packer, keep, at_end=True)
+                if has_begun and not packed.tell():
+                    return []
+                packed.seek(0)
+                with gzip.open(packed) as unzipped:  # to its end, where its checksum is
+                    shutil.copyfileobj(unzipped, archive)
+                archive.seek(0)
+                return _unpacked(archive, names, Path(told.to), {"job": job, "address": self.address})
+            except (ValueError, OSError, EOFError, zlib.error, tarfile.TarError) as error:
+                if isinstance(error, UserError):
+                    raise
+                raise JobError(
+                    f"{told.out}: what the job published did not arrive complete ({error}); {self.come_back(job)}."
+                ) from error
 
 
-def _unpacked(archive: bytes, names: Sequence[str], to: Path, record: Mapping[str, str]) -> list[str]:
+def _unpacked(archive: IO[bytes], names: Sequence[str], to: Path, record: Mapping[str, str]) -> list[str]:
     """Unpack ``archive`` into ``to``, where it replaces what an earlier job left; return the names of its files."""
     require_place(to)
     make_folder(to)
     with (
         tempfile.TemporaryDirectory(prefix=".fetched-", dir=to) as temporary,
-        tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened,
+        tarfile.open(fileobj=archive, mode="r:") as opened,
     ):
         members = opened.getmembers()
         for each in members:
@@ -329,5 +344,6 @@ def followed(cluster: Cluster, job: str, told: Job) -> tuple[int, str, list[str]
     console = terminal(stderr=is_for_program())
     code, why = cluster.follow(job, lambda line: console.print(line, soft_wrap=True))
     # A comparison in which some cells failed has results of the others.
-    has_published = code == 0 or (told.command == "compare" and code == 1)
-    return code, why, cluster.fetch(job, told) if has_published and told.out is not None else []
+    if told.out is None or not (code == 0 or (told.command == "compare" and code == 1)):
+        return code, why, []
+    return code, why, cluster.fetch(job, told, has_failed=code != 0)

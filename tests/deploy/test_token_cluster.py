@@ -40,6 +40,12 @@ AWS_VARIABLES = {
     "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+COMPARISON = """
+data_sets: {color_digits: {}}
+methods: [residual_votes]
+seeds: [0]
+settings: {target: {epsilon: 3}}
+"""
 TIMEOUT_S = 200
 pytestmark = [pytest.mark.usefixtures("light_runs"), pytest.mark.slow]
 
@@ -164,7 +170,14 @@ def submitting(cluster: Cluster, here: Path, *words: str) -> subprocess.Popen[st
     )
 
 
-def test_a_job_is_left_and_followed_and_what_it_publishes_is_fetched(
+def called(cluster: Cluster, here: Path, *words: str) -> tuple[int, str]:
+    """The exit code of `fairpate cluster WORDS`, and what it said."""
+    with submitting(cluster, here, *words) as process:
+        assert process.stdout is not None
+        return process.wait(TIMEOUT_S), process.stdout.read()
+
+
+def test_a_job_is_left_followed_and_stopped_and_once_submitted_again_what_it_publishes_is_fetched(
     cluster: Cluster, store: ObjectStore, tmp_path: Path
 ) -> None:
     """It trains on the workers, which store their teachers themselves; its configuration is sent, its log is shown."""
@@ -181,9 +194,15 @@ def test_a_job_is_left_and_followed_and_what_it_publishes_is_fetched(
     assert left.returncode == 130, line + said
     (name,) = set(re.findall(r"`fairpate cluster follow (\S+) --on", said))
     with submitting(cluster, here, "follow", name) as followed:
+        code, said = called(cluster, here, "stop", name)
+        assert (code, said) == (0, f"{name}: asked to end\n")
         assert followed.stdout is not None
         told = followed.stdout.read()
-    assert followed.returncode == 0, told
+    assert followed.returncode == 1, told
+    assert f"error {name} was stopped; submit the same command again to resume." in told
+    assert called(cluster, here, "stop", name) == (0, f"{name}: had ended\n")
+    code, told = called(cluster, here, "submit", *words)
+    assert code == 0, told
     assert "of 20 queries" in told
     fetched = here / "runs" / "run"
     assert (fetched / "public" / "statement.json").read_bytes() == (out / "public" / "statement.json").read_bytes()
@@ -191,6 +210,18 @@ def test_a_job_is_left_and_followed_and_what_it_publishes_is_fetched(
     assert files_of(fetched / "public") == files_of(out / "public")
     assert len([name for name in store.objects if name.endswith(".safetensors")]) == 4
     assert not (out / "private" / "teachers").exists()
+
+
+def test_of_a_comparison_the_table_the_report_and_the_figures_are_fetched(cluster: Cluster, tmp_path: Path) -> None:
+    out, here = tmp_path / "head" / "sweep", tmp_path / "here"
+    here.mkdir()
+    (here / "sweep.yaml").write_text(COMPARISON, encoding="utf-8")
+    code, told = called(cluster, here, "submit", "--to", "got", "compare", "sweep.yaml", "--yes", "--out", str(out))
+    assert code == 0, told
+    names = {"results.parquet", "report.html"} | {f"figures/{name}" for name in files_of(out / "figures")}
+    assert files_of(here / "got") == names | {"job.json"}
+    assert any(name.endswith(".pdf") for name in names)
+    assert all((here / "got" / name).read_bytes() == (out / name).read_bytes() for name in names)
 
 
 def files_of(folder: Path) -> set[str]:

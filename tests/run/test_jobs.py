@@ -161,7 +161,7 @@ def test_an_address_of_something_else_is_refused() -> None:
         Cluster("ray://head:10001")
 
 
-def packed(*names: str, link: bool = False) -> bytes:
+def packed(*names: str, link: bool = False) -> io.BytesIO:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for name in names:
@@ -170,7 +170,8 @@ def packed(*names: str, link: bool = False) -> bytes:
                 entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
             entry.size = 0 if link else 3
             archive.addfile(entry, io.BytesIO(b"abc"))
-    return content.getvalue()
+    content.seek(0)
+    return content
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ class Here(Cluster):
     def _submitted(self, **values: Any) -> str:
         return str(values["entrypoint"])
 
-    def follow(self, job: str, show: Callable[[str], object]) -> tuple[int, str]:
+    def follow(self, job: str, show: Callable[[str], object], *, at_end: bool = False) -> tuple[int, str]:
         ran = subprocess.run(["sh", "-c", job], capture_output=True, text=True, check=False)  # noqa: S603, S607
         for line in ran.stdout.splitlines():
             show(line)
@@ -231,5 +232,7 @@ def test_public_files_arrive_and_private_ones_stay(tmp_path: Path) -> None:
     assert Here().fetch("2", of_sweep) == ["report.html", "results.parquet"]
     assert {path.name for path in (tmp_path / "b").iterdir()} == {"report.html", "results.parquet", "job.json"}
     assert Here().fetch("3", Job(command="compare", words=(), out=str(run), to=str(tmp_path / "c"))) == []
+    gone = Job(command="compare", words=(), out=str(tmp_path / "gone"), to=str(tmp_path / "d"))
     with pytest.raises(JobError, match=r"did not arrive complete .*; `fairpate cluster follow 4 --on"):
-        Here().fetch("4", Job(command="run", words=(), out=str(tmp_path / "gone"), to=str(tmp_path / "d")))
+        Here().fetch("4", gone)
+    assert Here().fetch("5", gone, has_failed=True) == []
