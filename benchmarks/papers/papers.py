@@ -24,7 +24,7 @@ from fairpate.data import load_data, load_once
 from fairpate.fairness import rates
 from fairpate.methods.base import determining_values
 from fairpate.releases.directory import RunDirectory, read_json, read_labels, read_statement, read_votes, write_votes
-from fairpate.run.compare import run_cell, shared_file
+from fairpate.run.compare import run_cell
 from fairpate.run.folder import UnprotectedRun
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, load_sweep
 from fairpate.terminal import Reporter
@@ -137,7 +137,7 @@ def train_parity(cell: Cell, run: RunDirectory) -> float | None:
 
 def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:
     """The votes that cells with the same teachers and queries share; teachers that are missing are trained."""
-    shared = shared_file(cell, SweepFolder(root=folder))
+    shared = SweepFolder(root=folder).shared_file(cell)
     if shared is None or shared.suffix != ".parquet":
         return None
     path = folder / shared.name

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from fairpate.cli import cluster, runs, services
+from fairpate.cli import cluster, runs, services, sites
 from fairpate.cli.base import Commands, exit_with_code, options
 
 _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and verify", "Serve and keep accounts"
@@ -25,7 +25,7 @@ app.add_typer(services.data_app, name="data", rich_help_panel=_BEGIN)
 app.command(rich_help_panel=_BEGIN)(services.version)
 for _training in (runs.compare, runs.select, runs.specify, runs.aggregate):
     app.command(rich_help_panel=_TRAIN)(_training)
-app.add_typer(services.site_app, name="site", rich_help_panel=_TRAIN)
+app.add_typer(sites.site_app, name="site", rich_help_panel=_TRAIN)
 for _publishing in (runs.assess, runs.report, runs.card, runs.audit, runs.bundle, runs.log, runs.dossier, runs.verify):
     app.command(rich_help_panel=_PUBLISH)(_publishing)
 app.command(rich_help_panel=_OPERATE)(services.serve)

@@ -1,7 +1,7 @@
 """Private-kNN: the nearest records of a fresh secret sample vote (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
 No teacher is trained. For each public query every private record enters a fresh sample with ``sampling_rate``, the
-``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.ray_pool`), and the noisy argmax of
+``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.neighbours`), and the noisy argmax of
 the counts is released (:mod:`aggregator.mechanism`), after an optional check of the largest count. Ledger, gate,
 student and service are those of :mod:`fairpate.methods.pate`.
 
@@ -50,10 +50,11 @@ from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, stream_se
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from teachers import ensemble, ray_pool
+    from teachers import ensemble, neighbours, ray_pool
 else:
     # Both import torch, and a configuration is read without it.
-    ensemble, ray_pool = Later("teachers.ensemble"), Later("teachers.ray_pool")
+    ensemble = Later("teachers.ensemble")
+    neighbours, ray_pool = Later("teachers.neighbours"), Later("teachers.ray_pool")
 
 _AT_ONCE = 1024
 _STEPS = 2**15
@@ -76,7 +77,7 @@ class WholeCoordinates:
         """Fit the embedding to the public ``pool`` (M, ...). ``seed`` determines the start of the iterative solver for
         eigenvectors, if ``space`` is a neighbourhood graph.
         """
-        space = space.model_copy(update={"num_components": min(space.num_components, ray_pool.MOST_COORDINATES)})
+        space = space.model_copy(update={"num_components": min(space.num_components, neighbours.MOST_COORDINATES)})
         # Without steps of its own: coordinates are rounded once, below.
         embed = space.fitted_to(pool, seed=seed)
         # Of the public pool alone: the scale of the grid must not depend on private records.
@@ -84,11 +85,11 @@ class WholeCoordinates:
         # A pool of equal records has no extent.
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
-    def __call__(self, x: Tensor) -> ray_pool.Coordinates:
+    def __call__(self, x: Tensor) -> neighbours.Coordinates:
         """Return the coordinates of records (N, ...) as whole numbers of steps, one row per record."""
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
         # A private record may lie far outside the pool, where sums of squares would no longer be exact.
-        farthest = ray_pool.LARGEST_COORDINATE
+        farthest = neighbours.LARGEST_COORDINATE
         whole = np.clip(np.rint(np.concatenate(parts) * self.steps), -farthest, farthest)
         return whole.astype(np.int32)
 
@@ -101,7 +102,7 @@ class Clusters:
     cluster_M: IntArray
 
     @classmethod
-    def of(cls, coordinates_MD: ray_pool.Coordinates, count: int, *, seed: int) -> Clusters:
+    def of(cls, coordinates_MD: neighbours.Coordinates, count: int, *, seed: int) -> Clusters:
         """Find ``count`` clusters by k-means. ConfigError for more clusters than different coordinates."""
         found = clusters_of(coordinates_MD.astype(np.float64), count, seed=seed, field="aggregator.num_queries")
         cluster_M = found.labels_.astype(np.int64)
@@ -300,7 +301,7 @@ class PrivateKnn(VotingMethod):
         with ExitStack() as opened:
             # Once, and only for a query without a stored answer: embedding private records takes a while.
             @cache
-            def found() -> tuple[WholeCoordinates, ray_pool.Neighbourhood]:
+            def found() -> tuple[WholeCoordinates, neighbours.Neighbourhood]:
                 if self.ray.num_actors != 0:
                     opened.enter_context(ray_pool.start_ray(self.ray))
                 with training.reporter.stage("neighbours"):
@@ -309,7 +310,7 @@ class PrivateKnn(VotingMethod):
 
             def ask(x: Tensor, names: Sequence[str]) -> IntArray:
                 places, neighbourhood = found()
-                return ray_pool.label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
+                return neighbours.label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
             asked: dict[str, Any] = {"record_ids": queries.record_id, "groups_Q": queries.z.numpy(), "x": queries.x}
             yield SampledVotes(**asked, ensemble=self._digest(dataset.private), ask=ask)
@@ -321,7 +322,9 @@ class PrivateKnn(VotingMethod):
         found = self._neighbourhood(dataset, places)
 
         def ask(features: npt.NDArray[np.generic], names: Sequence[str]) -> IntArray:
-            return ray_pool.label_counts(found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes)
+            return neighbours.label_counts(
+                found.nearest(places(torch.from_numpy(features)), names), dataset.num_classes
+            )
 
         digest = self._digest(dataset.private)
         return StandingVoters(ensemble=digest, ask=ask, are_answering=found.are_answering, close=found.close)
@@ -338,17 +341,17 @@ class PrivateKnn(VotingMethod):
             _COORDINATES[key] = found
         return found
 
-    def _neighbourhood(self, dataset: Dataset, places: WholeCoordinates) -> ray_pool.Neighbourhood:
+    def _neighbourhood(self, dataset: Dataset, places: WholeCoordinates) -> neighbours.Neighbourhood:
         private, settings = dataset.private, self.private_knn
         seed = stream_seed(self.seed, Stream.NOISE) if self.noise == "seeded" else None
         # The order of equal distances must be the same in every run; it need not be secret.
         key, persons = ensemble.shard_key(self.seed), None if private.person_N is None else private.person_N.numpy()
         voters = places(private.x), private.y.numpy(), private.unit_id
-        blocks = list(ray_pool.blocks_of(*voters, key=key, person_N=persons))
+        blocks = list(neighbours.blocks_of(*voters, key=key, person_N=persons))
         if self.ray.num_actors == 0:
-            sampler = ray_pool.Sampler(settings.sampling_rate, seed)
-            return ray_pool.LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
-        return ray_pool.RayNeighbourhood(
+            sampler = neighbours.Sampler(settings.sampling_rate, seed)
+            return neighbours.LocalNeighbourhood(blocks, count=settings.num_neighbours, sampler=sampler)
+        return neighbours.RayNeighbourhood(
             blocks, count=settings.num_neighbours, sampling_rate=settings.sampling_rate, seed=seed, config=self.ray
         )
 

@@ -10,8 +10,6 @@ that runs `fairpate compare`, alone writes results and charges releases to the o
 with the same data files; models stay in the run directories of the node that trained them.
 """
 
-import hashlib
-import json
 import math
 import shutil
 import signal
@@ -107,6 +105,8 @@ class Comparison:
     """All cells of the comparison, finished or not."""
     spent: tuple[str, ...] = ()
     """A sentence for each data set on the privacy cost of this call's releases and of all releases of it so far."""
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    """What it costs to choose one of the releases of a data set by results (:func:`choices`)."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -188,8 +188,8 @@ def compare(
         finished = {path.stem for path in folder.parts.glob("*.parquet")}
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
-            state_choices(cells, folder)  # a run may have been copied here since
-            return Comparison(folder=folder, changed=False, **shown)
+            known = state_choices(cells, folder)  # a run may have been copied here since
+            return Comparison(folder=folder, changed=False, choices=known, **shown)
         odometer = Odometer()
         data_sets = {cell.config.data.name: cell.config.target.delta for cell in missing if cell.config.is_private}
         before = {data: odometer.charges(data) for data in data_sets}
@@ -210,11 +210,11 @@ def compare(
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
-            state_choices(cells, folder)
+            known = state_choices(cells, folder)
             if worked:
                 write_json(folder.work, worked, private=True)
     said = [spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
-    return Comparison(folder=folder, changed=True, spent=tuple(filter(None, said)), **shown)
+    return Comparison(folder=folder, changed=True, choices=known, spent=tuple(filter(None, said)), **shown)
 
 
 def choices(cells: Sequence[Cell], rows: Sequence[Row], folder: SweepFolder) -> dict[str, Choice]:
@@ -267,7 +267,7 @@ def choices(cells: Sequence[Cell], rows: Sequence[Row], folder: SweepFolder) -> 
 def _receipts(cell: Cell, folder: SweepFolder) -> list[RunCharge]:
     """Return what was charged for the model of ``cell`` and its measurements, or for the release that it shares; empty
     if they are not in ``folder``."""
-    run, shared = folder.run(cell), shared_file(cell, folder)
+    run, shared = folder.run(cell), folder.shared_file(cell)
     # A release may be here whose run measured on another machine, and was charged for that there.
     if not RunDirectory(root=run).statement.is_file():
         return []
@@ -277,15 +277,16 @@ def _receipts(cell: Cell, folder: SweepFolder) -> list[RunCharge]:
     return [*released, *filter(None, measured)] if released else []
 
 
-def state_choices(cells: Sequence[Cell], folder: SweepFolder) -> None:
-    """Write into the runs of ``cells``, and on their reports, what a choice among them by results costs. Runs on other
-    machines are left as they are."""
+def state_choices(cells: Sequence[Cell], folder: SweepFolder) -> dict[str, Choice]:
+    """Write into the runs of ``cells``, and on their reports, what a choice among them by results costs, and return it
+    (:func:`choices`). Runs on other machines are left as they are."""
     rows = read_rows(folder.results)
     known, done = choices(cells, rows, folder), {row.digest for row in rows if row.record is not None}
     for cell in cells:
         run = RunDirectory(root=folder.run(cell))
         if cell.digest in done and run.statement.is_file() and run.metrics.is_file():
             state_choice(run, known.get(cell.config.data.name))
+    return known
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
@@ -371,20 +372,6 @@ def _require_room(sweep: SweepConfig, *, since: float) -> bool:
     return fitting > 0
 
 
-def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """Return the path of the file that the cell may share with other cells: a release, or teachers' votes (then it ends
-    in ``.parquet``); None if it shares neither.
-
-    The file name is a digest of the settings that determine the file's content.
-    """
-    if (shared := cell.config.shared_release) is not None:
-        return RunDirectory(root=folder.root / f"runs/release-{values_digest(shared)}").released
-    if (asked := cell.config.shared_votes) is None:
-        return None
-    name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-    return folder.votes / f"{name}.parquet"
-
-
 def collect_shared_votes(
     cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, cluster: RayConfig
 ) -> dict[Path, str]:
@@ -397,7 +384,7 @@ def collect_shared_votes(
     missing = {
         path: cell
         for cell in cells
-        if (path := shared_file(cell, folder)) and path.suffix == ".parquet" and not path.exists()
+        if (path := folder.shared_file(cell)) and path.suffix == ".parquet" and not path.exists()
     }
     faults: dict[Path, str] = {}
     if missing:
@@ -437,7 +424,7 @@ def collect_shared_releases(
     ray = _ray(sweep)
     cells_of: dict[Path, list[Cell]] = {}
     for cell in cells:
-        path = shared_file(cell, folder) if cell.config.keeps_release else None
+        path = folder.shared_file(cell) if cell.config.keeps_release else None
         if path is not None:
             cells_of.setdefault(path, []).append(cell)
     if not cells_of:
@@ -565,7 +552,7 @@ def run_cells(
         reporter.note("failed", f"{place}: {row.error}")
 
     def submit(cell: Cell) -> None:
-        path = shared_file(cell, folder)
+        path = folder.shared_file(cell)
         if path is not None and path in faults:
             fail(cell, faults[path])
             return
@@ -672,7 +659,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
         opens = f'data-opens="{comparison.notion} {rule.notion} {rule.limit}"'
         if is_newer and opens in folder.report.read_text(encoding="utf-8"):
             return
-    known = choices(comparison.cells, comparison.rows, folder)
+    known = comparison.choices
     names = {cell.data: cell.config.data.name for cell in comparison.cells}
     # All rows: the public page shows no secret one, and counts how many it leaves out.
     public = FrontierReport(

@@ -15,6 +15,7 @@ cell without a guarantee.
 """
 
 import copy
+import hashlib
 import itertools
 import json
 import math
@@ -47,13 +48,14 @@ from fairpate.config import (
     overlapping,
     parse_config,
     read_yaml,
+    values_digest,
 )
 from fairpate.data import REGISTRY, DataError, entry_for, request_of
 from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, make_folder, private_folder, write_atomically
 from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, determining_values, find_method, read_and_unread, refused
-from fairpate.releases.directory import RunDirectoryError
+from fairpate.releases.directory import RunDirectory, RunDirectoryError
 from fairpate.report.frontier import FAILED, Row
 from fairpate.types import RunRecord, UserError, strict
 
@@ -562,6 +564,19 @@ class SweepFolder:
 
     def run(self, cell: Cell | Row) -> Path:
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
+
+    def shared_file(self, cell: Cell) -> Path | None:
+        """Return the path of the file that the cell may share with other cells: a release, or teachers' votes (then it
+        ends in ``.parquet``); None if it shares neither.
+
+        The file name is a digest of the settings that determine the file's content.
+        """
+        if (shared := cell.config.shared_release) is not None:
+            return RunDirectory(root=self.root / f"runs/release-{values_digest(shared)}").released
+        if (asked := cell.config.shared_votes) is None:
+            return None
+        name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+        return self.votes / f"{name}.parquet"
 
     def add(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Store the rows of a finished cell, one configuration of the sweep, in the folder."""

@@ -71,6 +71,7 @@ def failed(results):
     return [(line, code, said) for line, code, said in results if code]
 
 
+@pytest.mark.slow  # a dozen processes
 def test_an_anchor_works_under_the_units_and_files_of_root_are_the_services(tmp_path, made):
     """Without a service: each unit's folders are read-only but those that it names, for a user without privileges."""
     before = [line for line in SET_UP if "systemctl" not in line and "tokens add" not in line]

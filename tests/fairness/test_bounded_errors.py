@@ -27,7 +27,10 @@ def test_without_noise_the_p_value_is_the_binomial_tail() -> None:
             assert found == pytest.approx(tail, rel=1e-9)
 
 
-@pytest.mark.parametrize(("size", "noise_stddev"), [(3, 0.4), (3, 8.0), (25, 2.0), (25, 8.0), (100, 2.0)])
+@pytest.mark.parametrize(
+    ("size", "noise_stddev"),
+    [(3, 0.4), (3, 8.0), (25, 2.0), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((25, 8.0), (100, 2.0)))],
+)
 def test_with_noise_a_small_p_value_is_as_rare_as_it_says(size: int, noise_stddev: float) -> None:
     """Counts of records that are wrong with probability r, and their noises, are summed exactly over outcomes and on a
     fine grid; the probability of a p-value of at most 2.5 % is at most 2.5 %."""

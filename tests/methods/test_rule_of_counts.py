@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy
 import torch
+from method_kinds import quick_and_slow
 from scipy.stats import norm
 
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
@@ -349,7 +350,7 @@ def test_thresholds_that_are_not_released_are_refused(overrides: list[str], caus
         configured(small, [*overrides, "thresholds.num_bins=12"], method="fairpate")
 
 
-@pytest.mark.parametrize("stddev", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("stddev", quick_and_slow([0.02, 0.1, 0.3], [0.1]))
 def test_offsets_make_noisy_shares_right_as_often_as_any_offset_does(stddev: float) -> None:
     """On two classes, of which one is as rare as on tables of people, against every offset of a fine grid."""
     share_M = np.random.default_rng(3).normal(0.2, 0.06, 4000)

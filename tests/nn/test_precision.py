@@ -65,6 +65,7 @@ def test_bfloat16_changes_rounding_only_and_repeats() -> None:
     assert torch.equal(predict_logits(rounded, x).argmax(dim=1), predict_logits(exact, x).argmax(dim=1))
 
 
+@pytest.mark.slow
 def test_fixmatch_learns_in_bfloat16_too() -> None:
     x, y = records()
     public = PublicRecords(answered_x=x[:32], labels=y[:32], unlabelled_x=x[32:])

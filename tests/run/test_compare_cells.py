@@ -19,7 +19,7 @@ from fairpate.methods.defaults import resolved
 from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.releases.directory import RunDirectory, write_json
 from fairpate.releases.odometer import RunCharge, charge_values
-from fairpate.run.compare import choices, shared_file
+from fairpate.run.compare import choices
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, load_sweep
 
 pytestmark = [
@@ -98,7 +98,7 @@ def test_a_choice_among_cells_costs_their_releases_together(tmp_path: Path) -> N
     assert (choice.num_releases, choice.epsilon, choice.delta) == (3, pytest.approx(3.8), 3e-5)
     noise = 4.5
     for cell in found[:-1]:
-        shared = shared_file(cell, folder)
+        shared = folder.shared_file(cell)
         receipt = RunDirectory(root=folder.run(cell) if shared is None else shared.parents[1]).receipt
         # Written by both cells that share it, under one name: charged once.
         release = RunCharge(

@@ -37,7 +37,7 @@ from fairpate.run.serve import open_backend
 from fairpate.terminal import Reporter
 from fairpate.types import TELLS_SIZE, IntArray
 from student.student import load_student
-from teachers.ray_pool import LocalNeighbourhood, Nearest, Sampler, blocks_of, merged
+from teachers.neighbours import LocalNeighbourhood, Nearest, Sampler, blocks_of, merged
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),

@@ -37,7 +37,7 @@ from fairpate.run.audit import AuditError, audit_run
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.run import run_method
 from fairpate.types import GateRule
-from teachers.ray_pool import LocalNeighbourhood, Sampler, blocks_of, label_counts
+from teachers.neighbours import LocalNeighbourhood, Sampler, blocks_of, label_counts
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -247,7 +247,14 @@ def twice_by_confidence(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(AskedBound, "table", lambda self, *given, weight: 2 * table(self, *given, weight=weight))
 
 
-@pytest.mark.parametrize("fault", [None, exact_by_confidence, twice_by_confidence])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        exact_by_confidence,
+        pytest.param(twice_by_confidence, marks=pytest.mark.campaign),
+    ],
+)
 def test_the_table_by_confidence_is_attacked_by_itself(runs: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     root = runs("weighted_votes", evaluation={"metrics": "private"}, student={"reject": {"max_error": 0.3}})
     if fault is not None:

@@ -17,7 +17,7 @@ from fairpate.methods.base import ReleasingMethod, configured
 from fairpate.releases.arrays import read_release
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, RunFolderError, read_statement
 from fairpate.releases.odometer import Odometer
-from fairpate.run.compare import Comparison, compare, shared_file
+from fairpate.run.compare import Comparison, compare
 from fairpate.run.run import run_method
 from fairpate.run.sweep import SweepFolder, cells_of
 from fairpate.terminal import Reporter
@@ -150,7 +150,7 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
 def test_cells_of_methods_that_keep_no_release_have_none() -> None:
     values = {"data_sets": ["color_digits"], "methods": ["dp_sgd", "fairpate", *SHARED]}
     cells = cells_of(parse_config(values, SweepConfig), folder=Path())
-    files = {cell.method: shared_file(cell, SweepFolder(root=Path())) for cell in cells}
+    files = {cell.method: SweepFolder(root=Path()).shared_file(cell) for cell in cells}
     assert [method for method, file in files.items() if file and file.suffix == ".safetensors"] == list(SHARED)
 
 

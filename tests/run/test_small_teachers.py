@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from method_kinds import quick_and_slow
 
 from aggregator.audit import verify
 from aggregator.ledger import Asker, Ledger
@@ -110,7 +111,9 @@ def test_a_crash_before_the_table_is_stored_charges_it_once(tmp_path: Any, monke
     assert run.thresholds.is_file()
 
 
-@pytest.mark.parametrize("method", ["pate", "pate_s_pre", "pate_s_in", "teacher_votes"])
+@pytest.mark.parametrize(
+    "method", quick_and_slow(["pate", "pate_s_pre", "pate_s_in", "teacher_votes"], ["teacher_votes"], ["pate"])
+)
 def test_the_other_methods_with_teachers_do_the_same(method: str, tmp_path: Any) -> None:
     queries = ["teacher_votes.num_queries=300"] if method == "teacher_votes" else []
     usual = ["data.name=loans", "target.epsilon=1", "ray.num_actors=0", f"out={tmp_path / method}"]

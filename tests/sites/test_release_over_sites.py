@@ -209,19 +209,19 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
 @pytest.mark.parametrize(
     ("method", "options", "person", "num_sums"),
     [
-        pytest.param("weighted_votes", (), False, 1, marks=pytest.mark.slow),
-        pytest.param("weighted_votes", ("weighted_votes.by_group=true",), False, 1, marks=pytest.mark.slow),
+        pytest.param("weighted_votes", (), False, 1, marks=pytest.mark.campaign),
+        pytest.param("weighted_votes", ("weighted_votes.by_group=true",), False, 1, marks=pytest.mark.campaign),
         pytest.param("record_votes", ("record_votes.num_prototypes=10",), True, 1, marks=pytest.mark.slow),
         pytest.param(
             "record_votes",
             ("record_votes.num_prototypes=10", "target.epsilon=0.3"),
             False,
             1,
-            marks=pytest.mark.slow,
+            marks=pytest.mark.campaign,
         ),
         ("residual_votes", ("residual_votes.curvature=private",), True, 11),  # no public record anywhere
-        pytest.param("residual_votes", ("residual_votes.curvature=public",), False, 6, marks=pytest.mark.slow),
-        pytest.param("teacher_votes", TEACHERS, True, 1, marks=pytest.mark.slow),
+        pytest.param("residual_votes", ("residual_votes.curvature=public",), False, 6, marks=pytest.mark.campaign),
+        pytest.param("teacher_votes", TEACHERS, True, 1, marks=pytest.mark.campaign),
         pytest.param("teacher_votes", SMALL_TEACHERS, True, 2, marks=pytest.mark.slow),
         (
             "weighted_votes",

@@ -31,10 +31,11 @@ pytestmark = [
 TABLE, PICTURES = (6,), (3, 32, 32)
 MODELS = [
     ("logistic", TABLE),
-    *(pytest.param(name, TABLE, marks=pytest.mark.slow) for name in ("bounded_logistic", "mlp")),
+    *(pytest.param(name, PICTURES, marks=pytest.mark.slow) for name in ("cnn", "hog_logistic")),
+    *(pytest.param(name, TABLE, marks=pytest.mark.campaign) for name in ("bounded_logistic", "mlp")),
     *(
-        pytest.param(name, PICTURES, marks=pytest.mark.slow)
-        for name in ("cnn", "logistic", "hog_logistic", "lenet", "tanh_cnn", "resnet18")
+        pytest.param(name, PICTURES, marks=pytest.mark.campaign)
+        for name in ("logistic", "lenet", "tanh_cnn", "resnet18")
     ),
 ]
 
@@ -88,7 +89,7 @@ def test_a_graph_predicts_other_records_as_the_student_does(name, shape):
 @pytest.mark.slow  # one of them in a run: tests/run/test_portable_run.py
 @pytest.mark.parametrize(
     "words",
-    [{}, {"mirrored": True, "graph_share": 0.0}],
+    [pytest.param({}, marks=pytest.mark.campaign), {"mirrored": True, "graph_share": 0.0}],
     ids=["pixels-and-places", "mirrored-components"],
 )
 def test_a_graph_reads_pictures_through_their_public_embedding(words):

@@ -16,7 +16,7 @@ from method_kinds import quick_and_slow
 from fairpate.privacy.accountant import event_pld
 from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.types import IntArray
-from teachers.ray_pool import (
+from teachers.neighbours import (
     LARGEST_COORDINATE,
     MOST_COORDINATES,
     Coordinates,
