@@ -443,7 +443,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 
     hold: Callable[[int], None] | None = None
     actions: Path | None = None
-    """The file of the run's journal of operators' actions (:func:`aggregator.audit.note_action`)."""
+    """The file of the run's journal of operators' actions (:func:`aggregator.ledger_audit.note_action`)."""
 
     def __init__(
         self,

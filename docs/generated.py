@@ -37,7 +37,7 @@ MODULES = {
     "methods": "fairpate.types fairpate.methods.base",
     "privacy": "fairpate.privacy.accountant fairpate.privacy.gnmax "
     "fairpate.privacy.mechanism_events fairpate.privacy.laplace fairpate.privacy.discrete_gaussian "
-    "fairpate.privacy.second_accountant fairpate.privacy.audit",
+    "fairpate.privacy.second_accountant fairpate.privacy.audit_bounds",
     "fairness": "fairpate.fairness.rates fairpate.fairness.gate fairpate.methods.raco_dp",
     "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit student.student student.card",
     "aggregator": "aggregator.mechanism aggregator.session aggregator.ledger aggregator.client",

@@ -593,7 +593,7 @@ class ServingTeachers(ServingActors):
 
 
 @dataclass(kw_only=True, eq=False)
-class _Watched:
+class _WatchedActor:
     """A voting actor that is watched. ``answers`` is whether its last finished ping was answered. ``ping`` is the ping
     that is waiting for an answer (None: none is), sent at ``asked_s`` (a monotonic time)."""
 
@@ -610,7 +610,7 @@ class VoterWatch:
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
-        self._voters = [_Watched(actor=actor) for actor in actors]
+        self._voters = [_WatchedActor(actor=actor) for actor in actors]
         self._looked_s = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="voter watch")

@@ -35,8 +35,8 @@ from pyarrow import csv
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
 
 from aggregator import session
-from aggregator.audit import note_action
 from aggregator.ledger import NO_LIMIT, LedgerTerms, Offsets
+from aggregator.ledger_audit import note_action
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
 from aggregator.service.page import Advice, Latest, PointInTime, States, charge_json, page

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.session import AggregatorSession, BudgetStatus, Query, Question, QuotaExceededError, Reply
@@ -250,7 +250,7 @@ class Verification:
         now."""
         books = self._writer.books
         try:
-            entries = (await asyncio.to_thread(audit.verify, books.ledger.place)).entries
+            entries = (await asyncio.to_thread(ledger_audit.verify, books.ledger.place)).entries
         # Not a broken chain: the last result stays.
         except UnreachableError:
             raise

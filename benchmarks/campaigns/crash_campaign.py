@@ -45,7 +45,7 @@ import numpy as np
 import psycopg
 from local_postgres import Server
 
-from aggregator import audit, postgres
+from aggregator import ledger_audit, postgres
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.ledger import Charge, Ledger, LedgerTerms, back_end
 from aggregator.mechanism import ConfidentGnmax
@@ -74,7 +74,7 @@ TERMS = LedgerTerms(
 _PROCESSES = multiprocessing.get_context("forkserver")
 # Read once, and not by every service that is killed.
 _PROCESSES.set_forkserver_preload(
-    ["aggregator.service.server", "aggregator.audit", "aggregator.client", "aggregator.postgres"]
+    ["aggregator.service.server", "aggregator.ledger_audit", "aggregator.client", "aggregator.postgres"]
 )
 
 
@@ -364,7 +364,7 @@ def check(campaign: Campaign) -> None:
     if campaign.broken:
         raise BrokenGuaranteeError("; ".join(campaign.broken))
     try:
-        rows = audit.rows(campaign.ledger, anchor=campaign.anchor)
+        rows = ledger_audit.rows(campaign.ledger, anchor=campaign.anchor)
     except LedgerError as error:
         if campaign.heard or campaign.made:
             raise BrokenGuaranteeError(f"The ledger is gone or damaged: {error}") from error
@@ -413,7 +413,7 @@ def check_losses(campaign: Campaign, generator: random.Random) -> None:
         return
     campaign.losses["files taken, and nothing lost"] += 1
     try:
-        require_kept(campaign, audit.rows(copy / campaign.ledger.name))
+        require_kept(campaign, ledger_audit.rows(copy / campaign.ledger.name))
     except BrokenGuaranteeError as error:
         raise BrokenGuaranteeError(f"Without {[file.name for file in lost]} the ledger opens: {error}") from error
 
@@ -435,7 +435,7 @@ def check_rollback(campaign: Campaign) -> None:
     try:
         with Ledger(place, TERMS, create=False, anchor=campaign.anchor):
             campaign.losses["rolled back, and nothing was lost"] += 1
-        require_heard(campaign, audit.rows(place))  # a draw whose answer never left is not the anchor's
+        require_heard(campaign, ledger_audit.rows(place))  # a draw whose answer never left is not the anchor's
     except LedgerError:
         campaign.losses["rolled back, and refused"] += 1
     finally:
@@ -475,7 +475,7 @@ def _settled(rows: Sequence[Charge]) -> dict[str, tuple[str, int | None]]:
 
 def summary(campaign: Campaign) -> dict[str, Any]:
     """The campaign in numbers."""
-    rows = audit.rows(campaign.ledger)
+    rows = ledger_audit.rows(campaign.ledger)
     return {
         "kills": sum(campaign.points.values()),
         **{f"killed at {point}": count for point, count in sorted(campaign.points.items())},

@@ -194,7 +194,7 @@ def audit_ledger(
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
             raise UsageError("--check LOG and --head HASH: both are needed; give both, and no PATH, --follow or --out.")
-        from aggregator.audit import check_log
+        from aggregator.ledger_audit import check_log
 
         count, number, last = check_log(check, head)
         words = f"{check}: {count} lines, none changed; line {number} has the head, the last line has {last}"

@@ -208,7 +208,7 @@ def audit_sums(
     """
     from fairpate.cli.summaries import audit_output
     from fairpate.run.audit import CANARIES, MINUTES, QUICK_CANARIES, QUICK_MINUTES
-    from fairpate.sites.audit import audit_plan
+    from fairpate.sites.audit_of_sites import audit_plan
     from fairpate.sites.plan import read_plan
 
     usual = (QUICK_CANARIES, QUICK_MINUTES) if quick else (CANARIES, MINUTES)

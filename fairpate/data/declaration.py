@@ -40,7 +40,7 @@ from fairpate.data.tables import TableFaults
 from fairpate.types import DataError, DataSettingsError, IntArray, joined_names
 
 
-class Choice(Section):
+class DeclaredOption(Section):
     """A declared option of a data set, with its allowed values. Other sections of the declaration name it in `when`, to
     apply only under some of these values."""
 
@@ -233,7 +233,9 @@ class Declaration(Section):
     )
     comment: str = Field("", description="Start of a first line that is skipped, such as #; empty: none is skipped.")
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
-    options: dict[str, Choice] = Field({}, description="Options of the data set, whose values `when` refers to.")
+    options: dict[str, DeclaredOption] = Field(
+        {}, description="Options of the data set, whose values `when` refers to."
+    )
     keep: tuple[Rule, ...] = Field(
         (), description="Rules that select rows: a row becomes a record if all rules keep it."
     )

@@ -152,7 +152,7 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 
 @dataclass(kw_only=True)
-class Seen:
+class SeenColumn:
     """Facts about one column of a file, from which a declaration of this column is drafted: its values, their range,
     the number of missing ones. They are collected batch by batch.
 
@@ -362,13 +362,15 @@ def draft_declaration(
     )
 
 
-def _seen(path: Path, layout: Layout, with_commas: Collection[str] = ()) -> dict[str, Seen]:
+def _seen(path: Path, layout: Layout, with_commas: Collection[str] = ()) -> dict[str, SeenColumn]:
     """Return facts about every column of a file. In the columns ``with_commas`` the comma is the decimal sign."""
-    seen: dict[str, Seen] = {}
+    seen: dict[str, SeenColumn] = {}
     for batch in table_files.read_batches(path, path.name, layout):
         for column in batch.column_names:
             text = table_files.text_of(batch[column])
-            seen.setdefault(column, Seen()).add(tables.with_decimal_points(text) if column in with_commas else text)
+            seen.setdefault(column, SeenColumn()).add(
+                tables.with_decimal_points(text) if column in with_commas else text
+            )
     return seen
 
 

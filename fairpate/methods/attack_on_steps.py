@@ -40,7 +40,7 @@ from fairpate.methods.shadows import (
 )
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.accountant import LaplaceReleases, PoissonGaussians, SpentError
-from fairpate.privacy.audit import (
+from fairpate.privacy.audit_bounds import (
     Claimed,
     Coins,
     Drawn,
@@ -143,7 +143,7 @@ def _on_trainings(config: Any, audited: Audited) -> Shadows:
     multipliers = config.noise_of_steps(tuple(events if audited.is_control else stated))
     if unknown := set(reached_by_many.names) - set(multipliers):
         raise AuditError(f"method: {config.method} releases {', '.join(sorted(unknown))}, for which no audit is known.")
-    attack = _Attack(
+    attack = _AttackOnSteps(
         config=config,
         audited=audited,
         setting=setting,
@@ -246,7 +246,7 @@ def _sums_of_one(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Attack:
+class _AttackOnSteps:
     """The attack on trainings of ``config``, planned as :func:`_on_trainings` says.
 
     ``multipliers``: by release, its stated noise (``noise_of_steps``); ``names``: the releases that are made;
@@ -372,7 +372,7 @@ class _Watched:
     numbers; ``counts_M``: how often each canary was in a sample; ``steps``: how the weights moved.
     """
 
-    def __init__(self, attack: _Attack, model: torch.nn.Module) -> None:
+    def __init__(self, attack: _AttackOnSteps, model: torch.nn.Module) -> None:
         self._attack, self._model = attack, model
         self.seen = {name: [_Sums(), _Sums()] for name in attack.multipliers}
         self.rows = {name: list[FloatArray]() for name in attack.multipliers}

@@ -43,7 +43,7 @@ from fairpate.methods.shadows import (
     varied,
 )
 from fairpate.privacy import mechanism_events
-from fairpate.privacy.audit import Claimed, Coins, Drawn, NoiseSeen, Numbers, Seen, Shadows
+from fairpate.privacy.audit_bounds import Claimed, Coins, Drawn, NoiseSeen, Numbers, Seen, Shadows
 from fairpate.releases.arrays import ReleasedArrays, read_release
 from fairpate.types import FloatArray, IntArray
 

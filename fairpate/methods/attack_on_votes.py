@@ -40,7 +40,7 @@ from fairpate.methods.shadows import (
     training_of,
 )
 from fairpate.privacy.accountant import ConfidentGnmaxQueries
-from fairpate.privacy.audit import (
+from fairpate.privacy.audit_bounds import (
     LESS_NOISE,
     Claimed,
     Coins,
@@ -287,7 +287,7 @@ class _Released:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Attack:
+class _AttackOnVotes:
     """The attack on answers to ``votes``: the method ``config`` answers, and is compared with its ``terms``. It has a
     ``setting`` where records are read beside votes, and a ``table`` where they are released by score."""
 
@@ -481,7 +481,7 @@ def attack_on_votes(
             drawn = (*drawn, *config.beside(setting.dataset))
         if thresholds is not None:
             table = _TableByScore(setting=setting, event=terms.beside[0], config=thresholds, share=terms.share)
-    attack = _Attack(
+    attack = _AttackOnVotes(
         config=config,
         terms=terms,
         votes=votes,
@@ -525,7 +525,7 @@ def _setting_of(audited: Audited, votes: _Votes, generator: np.random.Generator)
     return setting
 
 
-def _claims(attack: _Attack, facts: DataRecord, delta: float) -> tuple[Claimed, ...]:
+def _claims(attack: _AttackOnVotes, facts: DataRecord, delta: float) -> tuple[Claimed, ...]:
     """Return what is claimed of each release alone."""
     terms, votes = attack.terms, attack.votes
     claim = gaussian_claim(math.sqrt(2 * votes.num_queries), terms.label_noise, delta)
@@ -540,7 +540,7 @@ def _claims(attack: _Attack, facts: DataRecord, delta: float) -> tuple[Claimed, 
     return tuple(found)
 
 
-def _words(attack: _Attack) -> str:
+def _words(attack: _AttackOnVotes) -> str:
     counts = "noisy counts" if attack.terms.releases_counts else "labels"
     checks = ", and in which of them passed the check" if attack.terms.has_check else ""
     table = ", and likelihood ratio of the number in its cell of the table by score" if attack.table is not None else ""

@@ -46,7 +46,7 @@ from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.releases.arrays import ReleasedArrays, read_release, require_same_settings
 from fairpate.releases.directory import DataRecord, RunDirectory, RunFolderError
-from fairpate.releases.ledger import Charging
+from fairpate.releases.run_ledger import Charging
 from fairpate.terminal import Reporter
 from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, VoteBatch, stream_seed
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fairpate.nn.private_fit import PrivateRandomness
-    from fairpate.privacy.audit import Shadows
+    from fairpate.privacy.audit_bounds import Shadows
     from fairpate.report.population import PrivatePopulation
     from student.student import Student
     from teachers.ensemble import BlockPool, Ensemble

@@ -110,7 +110,7 @@ from fairpate.methods.base import Audited, PrivateMethod, Trained, Training, arg
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_shares
 from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
-from fairpate.privacy.audit import Claimed, Coins, Drawn, IdealAttack, NoiseSeen, Seen, Shadows, normal_scores
+from fairpate.privacy.audit_bounds import Claimed, Coins, Drawn, IdealAttack, NoiseSeen, Seen, Shadows, normal_scores
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.privacy.laplace import add_laplace, choose_cheap, release_epsilon_for
 from fairpate.types import FloatArray, Relation

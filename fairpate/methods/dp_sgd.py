@@ -50,7 +50,7 @@ from fairpate.lazy import Later, torch
 from fairpate.methods import base
 from fairpate.methods.base import PrivateMethod, Stream, Trained, Training, UnprotectedMethod
 from fairpate.privacy.accountant import Event, PoissonGaussians
-from fairpate.privacy.audit import Shadows
+from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces
 from fairpate.types import Advance, Relation, Unit
 

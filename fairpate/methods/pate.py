@@ -44,7 +44,7 @@ from fairpate.methods.voting import (
     choose_queries,
     noisy_counts_of,
 )
-from fairpate.privacy.audit import Shadows
+from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.arrays import Origin, ReleasedArrays, read_release, require_same_settings, save_release
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_labels, read_votes, write_votes

@@ -63,7 +63,7 @@ from fairpate.lazy import sklearn, torch
 from fairpate.methods import base, defaults
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training
 from fairpate.methods.learning import fit_student, passing
-from fairpate.privacy.audit import Shadows
+from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.arrays import ReleasedArrays

@@ -70,7 +70,7 @@ from fairpate.methods.base import Audited, ExpectedVotes, NoisySum, Trained, Tra
 from fairpate.methods.learning import unread_beside_rule
 from fairpate.methods.record_votes import UNITS, PoolLabels, VectorsConfig, VotesOfRecords, WeightedBallot, with_noise
 from fairpate.privacy.accountant import Event, of_unit
-from fairpate.privacy.audit import Shadows
+from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.releases.arrays import ReleasedArrays

@@ -27,7 +27,7 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding
 from fairpate.methods.base import Method, Training
-from fairpate.privacy.audit import Coins, IdealAttack, NoiseSeen, Numbers, gaussian_epsilon
+from fairpate.privacy.audit_bounds import Coins, IdealAttack, NoiseSeen, Numbers, gaussian_epsilon
 from fairpate.privacy.discrete_gaussian import log_masses
 from fairpate.releases.directory import DataRecord, RunDirectory
 from fairpate.terminal import Reporter

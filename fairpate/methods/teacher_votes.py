@@ -35,7 +35,7 @@ from fairpate.methods.learning import unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig, table_event
 from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
 from fairpate.methods.voting import choose_queries
-from fairpate.privacy.audit import Shadows
+from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.arrays import ReleasedArrays
 from fairpate.types import IntArray

@@ -51,11 +51,11 @@ from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule
 from fairpate.pages import delta_text, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
-from fairpate.privacy.audit import Shadows
+from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import of_teachers
 from fairpate.releases.directory import RunDirectory, write_json, write_labels
-from fairpate.releases.ledger import LedgerMeter, keys_of, open_ledger
+from fairpate.releases.run_ledger import LedgerMeter, keys_of, open_ledger
 from fairpate.report import records
 from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
 

@@ -30,7 +30,7 @@ from fairpate import pages
 from fairpate.config import merge
 from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import count, counted, delta_text, epsilon_text, percent, render
-from fairpate.privacy.audit import (
+from fairpate.privacy.audit_bounds import (
     LESS_NOISE,
     Guesses,
     IdealAttack,

@@ -5,7 +5,7 @@ the run's data. A canary is a record that the attacker looks for; a fair coin de
 included. No private record is read, so the result may be published. With ``on_private`` the other records are the
 private ones, and the result must not be published. The attacker knows all made-up records and what every canary would
 add, and reads what a run publishes. Guesses about the coins give lower bounds on epsilon
-(:mod:`fairpate.privacy.audit`).
+(:mod:`fairpate.privacy.audit_bounds`).
 
 - Tables and sums: a canary has a cell of the table or a direction of its own. The attacker's score is the likelihood
   ratio of the released numbers.
@@ -64,7 +64,7 @@ from fairpate.methods.shadows import (
     reach_of,
     varied,
 )
-from fairpate.privacy.audit import (
+from fairpate.privacy.audit_bounds import (
     Claimed,
     Coins,
     Drawn,
@@ -93,7 +93,7 @@ from fairpate.releases.directory import (
     write_text,
 )
 from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, SingleRelease, audit_page
-from fairpate.run.answers import AskedBound
+from fairpate.run.bounded_answers import AskedBound
 from fairpate.run.bundle import alike
 from fairpate.run.folder import finished_run, load_for
 from fairpate.run.model import initial_model

@@ -39,7 +39,7 @@ from fairpate.report.model_card import CardData, IntendedUse, card_page, card_te
 from fairpate.report.records import Guarantee
 from fairpate.report.reject_option import OrderResult, RejectOptionSpread
 from fairpate.report.run_page import Audit, audit_page
-from fairpate.run.answers import without_rule
+from fairpate.run.bounded_answers import without_rule
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import Assessment, assessment_of
 from fairpate.run.publication import card_of, card_values, read_answers, read_evaluation, write_card

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aggregator import audit, store
+from aggregator import ledger_audit, store
 from aggregator.ledger import LedgerState, back_end, noted_at, read_ledger
 from aggregator.store import (
     Address,
@@ -48,8 +48,8 @@ from fairpate.releases.directory import (
     write_json,
     write_text,
 )
-from fairpate.releases.ledger import LedgerPlace, missing_labels, parsed, place_of
 from fairpate.releases.odometer import COLUMNS, Odometer, OdometerError
+from fairpate.releases.run_ledger import LedgerPlace, missing_labels, parsed, place_of
 from fairpate.run.folder import as_trained, load_for, open_run_directory
 from fairpate.terminal import Output, listing, say
 from fairpate.types import UserError
@@ -138,7 +138,7 @@ def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
             if path not in (run.ledger.absolute(), before.ledger) and (left := ledger_files(path)):
                 raise ConfigError(f"--to: {left[0]} exists already; give the path of a new file.")
         # After every check: what is refused is not in the journal.
-        audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
+        ledger_audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if not is_database(target.ledger):
             # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
@@ -229,7 +229,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
         with closing(back_end(anchor).anchor(anchor)) as noted:
             noted.make(read_ledger(place.ledger).head)
         # After all that may be refused, and before the ledger has its anchor.
-        audit.note_action(run.actions, "anchor", place=shown(anchor))
+        ledger_audit.note_action(run.actions, "anchor", place=shown(anchor))
         note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
     return shown(anchor)
 
@@ -276,7 +276,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
     LedgerError if the ledger's hash chain is broken, RunDirectoryError if it lacks a released label.
     """
     run, place = ledger_of(path)
-    summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
+    summary = dataclasses.asdict(ledger_audit.verify(place.ledger, anchor=place.anchor))
     config = open_run_directory(run.root)[1] if run is not None and run.config.exists() else None
     from fairpate.methods.voting import VotingMethod  # here alone: other commands on ledgers need no methods
 
@@ -307,7 +307,7 @@ def export(path: Path, out: Path) -> None:
     """Write all entries of the ledger in ``path`` to the Parquet or JSON file ``out``. LedgerError if the ledger's hash
     chain is broken."""
     run, place = ledger_of(path)
-    audit.export(place.ledger, out, before=partial(_note_reading, run, "export", out=str(out)))
+    ledger_audit.export(place.ledger, out, before=partial(_note_reading, run, "export", out=str(out)))
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
@@ -318,8 +318,9 @@ def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
     """
     run, place = ledger_of(path)
     actions = None if run is None else run.actions
-    end = audit.START if out is None else audit.log_end(out)
-    lines = audit.follow(place.ledger, end, actions) if follow else audit.lines_after(place.ledger, end, actions)
+    end = ledger_audit.START if out is None else ledger_audit.log_end(out)
+    read = ledger_audit.follow if follow else ledger_audit.lines_after
+    lines = read(place.ledger, end, actions)
     if out is None:
         yield from (line for _, line in lines)
         return
@@ -342,7 +343,7 @@ def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None
     the action. If the log cannot be written, print a remark instead."""
     try:
         # An operator can read the files without this command, so refusing here would protect nothing.
-        audit.note_action(None if run is None else run.actions, event, **facts)
+        ledger_audit.note_action(None if run is None else run.actions, event, **facts)
     except LedgerError as error:
         say(f"not noted in the journal: {error}")
 
@@ -350,9 +351,9 @@ def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None
 def last_charges(path: Path, count: int) -> Output:
     """Return a table of the last ``count`` charges of the ledger in ``path``, not to be published."""
     run, place = ledger_of(path)
-    rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
+    rows = [charge.to_json() for charge in ledger_audit.rows(place.ledger)[-count:]]
     _note_reading(run, "show", last=count)  # before they are shown, and after all that may be refused
-    table = listing(*audit.COLUMNS.names[:-1], "charged (UTC)")
+    table = listing(*ledger_audit.COLUMNS.names[:-1], "charged (UTC)")
     for row in rows:
         at = f"{datetime.fromtimestamp(row['at_s'], UTC):%Y-%m-%d %H:%M:%S}" if row["at_s"] else None
         values = (row | {"key": row["key"][:_KEY_SHOWN], "at_s": at}).values()

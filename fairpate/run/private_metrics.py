@@ -62,7 +62,7 @@ from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.metrics import GAPS, Estimate, Evaluation
 from fairpate.report.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.report.small_cells import shown_records
-from fairpate.run.answers import AskedBound, without_rule
+from fairpate.run.bounded_answers import AskedBound, without_rule
 from fairpate.run.opened import OpenRun
 from fairpate.types import (
     AnswerRule,
@@ -268,7 +268,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
 def table_event(cost: Price, *, with_confidences: bool = False) -> PredictionTables:
     """Return the privacy event of a noisy table of predictions with the least noise at which the table costs at most
     ``cost``. The event has the unit and relation of ``cost``. ``with_confidences``: a second table, of right and wrong
-    predictions by confidence, is released with it (:mod:`fairpate.run.answers`), with the same noise."""
+    predictions by confidence, is released with it (:mod:`fairpate.run.bounded_answers`), with the same noise."""
     table = partial(PredictionTables, count=1 + with_confidences, weight=WEIGHT, unit=cost.unit, relation=cost.relation)
     # By loss distributions: their bound is tighter than that of Renyi curves, so that less noise suffices.
     noise = least_noise(

@@ -50,8 +50,8 @@ from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import Odometer, RunCharge, charge_values
 from fairpate.report.answers import AnswerGuarantee
 from fairpate.run import folder as folders
-from fairpate.run.answers import check_bound
 from fairpate.run.baseline import without_privacy
+from fairpate.run.bounded_answers import check_bound
 from fairpate.run.folder import as_trained, create_run_directory, record_data
 from fairpate.run.forecast import announce_delta, announce_spending, cautions, known_beforehand, unheard
 from fairpate.run.model import check_model_files, initial_model, post_process, student_card, with_pinned_weights

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger, LedgerState, Offsets, read_ledger
 from aggregator.service import server
 from aggregator.service.api import Facts, bodies_for
@@ -43,9 +43,9 @@ from fairpate.methods.noisy_counts import ServiceRule
 from fairpate.methods.voting import VotingMethod
 from fairpate.pages import delta_caution
 from fairpate.releases.directory import RunDirectory, RunFolderError, read_statement, require_data_by_name
-from fairpate.releases.ledger import LedgerMeter, open_ledger, place_of, require_released, state_for_service
 from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import Odometer, state_folder
+from fairpate.releases.run_ledger import LedgerMeter, open_ledger, place_of, require_released, state_for_service
 from fairpate.run.folder import as_trained, finished_run, load_for, open_run_directory, record_data
 from fairpate.run.ledgers import last_backup_s
 from fairpate.terminal import Output, require_extra, say, show
@@ -202,7 +202,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
             bodies_for(public)
             try_vote()
             state_for_service(run, terms)
-            audit.note_action(run.actions, "take over")
+            ledger_audit.note_action(run.actions, "take over")
         ledger, session = open_books(take_over=takes_over)
     except BaseException:
         # Their actors would outlive a service that never started.

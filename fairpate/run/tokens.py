@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import NO_LIMIT, OwnLimit, read_ledger
 from aggregator.service import auth
 from aggregator.service.auth import TokenStore
@@ -26,7 +26,7 @@ from fairpate.releases.directory import (
     RunFolderError,
     run_at,
 )
-from fairpate.releases.ledger import place_of
+from fairpate.releases.run_ledger import place_of
 from fairpate.run.folder import open_run_directory
 from fairpate.run.ledgers import has_ledger
 from fairpate.terminal import Output, listing, say
@@ -101,7 +101,7 @@ def change_tokens(
         return auth.limited(kept, name, own), ""
 
     # The journal before the change: a crash in between leaves a note without a change, never a change without a note.
-    noted = partial(audit.note_action, run.actions, "tokens", change=change, name=name, **facts)
+    noted = partial(ledger_audit.note_action, run.actions, "tokens", change=change, name=name, **facts)
     return auth.change(run.tokens, made, before=noted)
 
 

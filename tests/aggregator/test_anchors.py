@@ -7,7 +7,7 @@ import pytest
 from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, reserve
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger, OwnLimit, back_end
 from aggregator.store import LedgerError, is_database
 
@@ -75,7 +75,7 @@ def test_a_ledger_that_was_rolled_back_as_a_whole_is_refused_where_it_has_an_anc
     bring_back()
     for look in (
         lambda: Ledger(place, TERMS, create=False, anchor=anchor),
-        lambda: audit.verify(place, anchor=anchor),
+        lambda: ledger_audit.verify(place, anchor=anchor),
     ):
         with pytest.raises(LedgerError, match="lacks entry"):
             look()

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from serving import POOL, TERMS, open_backend, table_votes
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger
 from aggregator.store import LedgerError
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
@@ -34,7 +34,7 @@ def path(tmp_path):
 
 
 def test_a_verified_ledger_is_told_in_numbers(path):
-    found = audit.verify(path)
+    found = ledger_audit.verify(path)
     assert (found.reservations, found.queries, found.answered + found.refused, found.open) == (13, 13, 12, 1)
     submitted = ConfidentGnmaxQueries(count=13, **dataclasses.asdict(TERMS.mechanism))
     assert found.epsilon_submitted == epsilon([submitted], target_delta=1e-5).epsilon
@@ -42,7 +42,7 @@ def test_a_verified_ledger_is_told_in_numbers(path):
 
 
 def test_rows_are_the_charges_of_the_ledger(path):
-    rows = audit.rows(path)
+    rows = ledger_audit.rows(path)
     with Ledger(path, TERMS) as ledger:
         charges = ledger.charges
     assert [row.key for row in rows] == [charge.key for charge in charges]
@@ -54,11 +54,11 @@ def test_rows_are_the_charges_of_the_ledger(path):
 
 def test_reading_needs_no_lock_and_leaves_the_folder_as_it_is(path):
     before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
-    audit.verify(path)
+    ledger_audit.verify(path)
     assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
     with Ledger(path, TERMS) as ledger:
         ledger.reserve(["meanwhile"], [0], np.array([[60, 0, 0]]))
-        assert audit.verify(path).reservations == 14
+        assert ledger_audit.verify(path).reservations == 14
 
 
 def test_a_changed_ledger_is_not_described(path, tmp_path):
@@ -66,7 +66,7 @@ def test_a_changed_ledger_is_not_described(path, tmp_path):
     with database:
         database.execute("UPDATE entries SET payload = replace(payload, '0', '1') WHERE number = 2")
     database.close()
-    for look in (audit.verify, audit.rows, lambda p: audit.export(p, tmp_path / "out.json")):
+    for look in (ledger_audit.verify, ledger_audit.rows, lambda p: ledger_audit.export(p, tmp_path / "out.json")):
         with pytest.raises(LedgerError, match="entry 2 was changed"):
             look(path)
     assert not (tmp_path / "out.json").exists()
@@ -75,14 +75,16 @@ def test_a_changed_ledger_is_not_described(path, tmp_path):
 @pytest.mark.parametrize("ending", [".json", ".parquet"])
 def test_an_export_holds_every_row_and_the_terms_for_its_owner_alone(path, tmp_path, ending):
     out = tmp_path / f"export{ending}"
-    audit.export(path, out)
+    ledger_audit.export(path, out)
     if ending == ".json":
         content = json.loads(out.read_text())
         rows, terms = content["rows"], content["terms"]
     else:
         table = pq.read_table(out)
         rows, terms = table.to_pylist(), json.loads(table.schema.metadata[b"terms"])
-    assert [(row["key"], tuple(row["votes"])) for row in rows] == [(row.key, row.votes) for row in audit.rows(path)]
+    assert [(row["key"], tuple(row["votes"])) for row in rows] == [
+        (row.key, row.votes) for row in ledger_audit.rows(path)
+    ]
     assert terms["mechanism"] == {"name": "confident_gnmax", "parameters": dataclasses.asdict(TERMS.mechanism)}
     assert out.stat().st_mode & 0o077 == 0
 
@@ -91,5 +93,5 @@ def test_an_export_replaces_nothing_and_needs_a_known_ending(path, tmp_path):
     (tmp_path / "there.json").write_text("precious")
     for name in ("there.json", "other.csv"):
         with pytest.raises(UserError, match=name):
-            audit.export(path, tmp_path / name)
+            ledger_audit.export(path, tmp_path / name)
     assert (tmp_path / "there.json").read_text() == "precious"

@@ -9,8 +9,8 @@ import time
 import pytest
 from serving import POOL, TERMS, table_votes
 
-from aggregator.audit import START, check_log, follow, lines_after, log_end, note_action
 from aggregator.ledger import Asker, Ledger, OwnLimit
+from aggregator.ledger_audit import START, check_log, follow, lines_after, log_end, note_action
 from aggregator.session import AggregatorSession, Query
 from aggregator.store import LedgerError
 from fairpate.privacy.discrete_gaussian import SeededSource

@@ -11,7 +11,7 @@ import pytest
 from serving import TERMS
 from stored_ledgers import ANSWER, REFUSAL, answer, execute, fill, holds_all, reserve
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger
 from aggregator.store import LedgerError, shown
 
@@ -102,7 +102,7 @@ def test_writers_that_take_over_from_each_other_in_turns_lose_and_double_nothing
         writer.join()
     with Ledger(database, TERMS, create=False) as ledger:
         assert all(ledger.outcome_of.get(key) == ANSWER for key in stored)
-    keys = [row.key for row in audit.rows(database)]
+    keys = [row.key for row in ledger_audit.rows(database)]
     assert len(keys) == len(set(keys)) >= len(stored) > 3
 
 

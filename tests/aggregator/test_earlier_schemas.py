@@ -7,7 +7,7 @@ import pytest
 from serving import TERMS
 from stored_ledgers import fill
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger
 from aggregator.store import LedgerError, head_path
 
@@ -20,7 +20,7 @@ def test_digests_do_not_confirm_a_guess_about_the_votes(path, tmp_path):
     for ledger_path in (path, tmp_path / "other.sqlite"):
         with Ledger(ledger_path, TERMS) as ledger:
             fill(ledger)
-        heads.append(audit.verify(ledger_path).head)
+        heads.append(ledger_audit.verify(ledger_path).head)
     assert heads[0] != heads[1]
     with sqlite3.connect(path) as database:
         entries = database.execute("SELECT kind, payload FROM entries ORDER BY number").fetchall()
@@ -42,7 +42,7 @@ def test_a_ledger_of_another_schema_is_refused_and_stays_as_it_is(path, version,
     if not with_head:
         head_path(path).unlink()
     before = path.read_bytes()
-    for read in (lambda: Ledger(path, TERMS), lambda: audit.verify(path)):
+    for read in (lambda: Ledger(path, TERMS), lambda: ledger_audit.verify(path)):
         with pytest.raises(LedgerError, match=rf"ledger schema 6, found {version}; start a new run folder"):
             read()
     assert path.read_bytes() == before
@@ -55,6 +55,6 @@ def test_a_damaged_key_is_named(path, key):
     with sqlite3.connect(path) as database:
         database.execute("UPDATE chain SET key = ?", (key,))
     database.close()
-    for read in (lambda: Ledger(path, TERMS), lambda: audit.verify(path)):
+    for read in (lambda: Ledger(path, TERMS), lambda: ledger_audit.verify(path)):
         with pytest.raises(LedgerError, match=r"key is damaged .*restore the ledger from a copy"):
             read()

@@ -8,7 +8,7 @@ import pytest
 from ledger_terms import TERMS
 from local_postgres import Server, programs
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger, back_end
 from aggregator.store import UnreachableError
 
@@ -36,6 +36,6 @@ def test_a_standby_is_refused_for_reading_and_is_not_taken_for_a_broken_ledger()
             with Ledger(primary.url("kept"), TERMS):
                 pass
             with Server(Path(folder) / "standby", standby_of=primary) as standby:
-                for read in (audit.verify, lambda place: back_end(place).reader(place)):
+                for read in (ledger_audit.verify, lambda place: back_end(place).reader(place)):
                     with pytest.raises(UnreachableError, match="is a standby, which accepts no writes and may lag"):
                         read(standby.url("kept"))

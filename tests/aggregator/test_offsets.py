@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from serving import POOL, free_port
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.client import AggregatorClient, QueryShell
 from aggregator.ledger import NOBODY, Asker, Ledger, LedgerTerms, Offsets, OwnLimit, read_ledger
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, chance_to_win, lead_needed
@@ -104,7 +104,7 @@ def test_they_are_fixed_once_and_hold_after_every_restart(tmp_path: Path) -> Non
             ledger.fix_offsets(other)
     with Ledger(path, TERMS) as ledger, pytest.raises(ValueError, match="offsets for 2 classes"):
         ledger.fix_offsets(Offsets(votes=(1, 2, 3), released="a digest"))
-    found = audit.verify(path)
+    found = ledger_audit.verify(path)
     assert (found.offsets, found.reservations, found.without_votes) == ((0, 60), 10, 0)
     again = session_on(path, offsets=None)
     assert again.offsets == OFFSETS
@@ -210,9 +210,9 @@ def test_what_public_things_decide_is_stored_and_free(tmp_path: Path) -> None:
     assert session.room(1) == 0
     assert session.ask(queries(150, 151), vote, public=known)[0] == replies[0]
     session.ledger.close()  # after a crash: stored, counted and free as before
-    found = audit.verify(path)
+    found = ledger_audit.verify(path)
     assert (found.reservations, found.without_votes) == (40, 6)
-    log = [json.loads(line) for _, line in audit.lines_after(path, audit.START)]
+    log = [json.loads(line) for _, line in ledger_audit.lines_after(path, ledger_audit.START)]
     assert {line["event"] for line in log} == {"offsets", "free", "charge", "stored", "limit"}
     assert not any("outcomes" in line for line in log)
     again = session_on(path, offsets=None)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pytest
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome, gated, mechanism_named, register
 from aggregator.service import writer
@@ -165,7 +165,7 @@ def test_queries_are_answered_priced_stopped_and_found_again(tmp_path: Path) -> 
     expected = accountant.epsilon([event], target_delta=1e-5).epsilon
     assert status.epsilon_submitted == pytest.approx(expected, rel=1e-9)
     assert 0.19 < expected <= 0.2 == epsilon_fixed_beforehand(TERMS)
-    found = audit.verify(path)
+    found = ledger_audit.verify(path)
     assert (found.reservations, found.open, found.epsilon_submitted) == (fitting, 1, expected)
 
 
@@ -260,7 +260,7 @@ def test_a_table_s_noisy_counts_come_back_after_a_restart(tmp_path: Path) -> Non
         assert session(ledger).ask(query, lambda _: pytest.fail("asked again")) == (released,)
         assert [(charge.group, charge.outcome.label) for charge in ledger.charges] == [(0, released.label)]
     one_table = accountant.epsilon_pld([VoteTables(count=1, noise_stddev_votes=30.0)], target_delta=1e-5)
-    assert audit.verify(path).epsilon_submitted == one_table
+    assert ledger_audit.verify(path).epsilon_submitted == one_table
 
 
 @pytest.mark.parametrize("terms", [TERMS, TABLE], ids=["near", "table"])

@@ -11,7 +11,7 @@ import pytest
 from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, fill, holds_all, reserve
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger, OwnLimit, back_end
 from aggregator.store import Head, Header, LedgerError, rows_after
 
@@ -38,11 +38,11 @@ def test_what_was_stored_is_there_for_the_next_writer_and_for_readers(place):
     with Ledger(place, TERMS) as ledger:
         fill(ledger)
         ledger.limit("alice", OwnLimit(max_queries=7))
-        assert (audit.verify(place).reservations, audit.verify(place).open) == (3, 1)
+        assert (ledger_audit.verify(place).reservations, ledger_audit.verify(place).open) == (3, 1)
     assert holds_all(place)
     with Ledger(place, TERMS, create=False) as ledger:
         assert (ledger.charged_to["alice"], ledger.limits["alice"].max_queries) == (3, 7)
-    rows = audit.rows(place)
+    rows = ledger_audit.rows(place)
     assert [(row.key, row.to_json()["verdict"], row.asker.caller) for row in rows] == [
         ("first", "answer", "alice"),
         ("second", "answer", "alice"),
@@ -68,9 +68,9 @@ def test_there_is_one_writer_and_readers_do_not_disturb_it(place):
             Ledger(place, TERMS)
         fill(ledger)
         for _ in range(3):
-            audit.rows(place)
+            ledger_audit.rows(place)
         answer(ledger, "third")
-    assert audit.verify(place).answered == 3
+    assert ledger_audit.verify(place).answered == 3
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -78,7 +78,7 @@ def test_a_ledger_that_was_edited_or_cut_short_refuses_to_open_and_to_be_read(pl
     with Ledger(place, TERMS) as ledger:
         answer(ledger, "first")
     execute(place, edit)
-    for look in (lambda: Ledger(place, TERMS, create=False), lambda: audit.verify(place)):
+    for look in (lambda: Ledger(place, TERMS, create=False), lambda: ledger_audit.verify(place)):
         with pytest.raises(LedgerError):
             look()
 
@@ -127,7 +127,7 @@ def test_threads_that_read_while_one_writes_see_whole_entries(place):
         def read():
             while not stop.is_set():
                 try:
-                    seen.append(audit.verify(place).entries)
+                    seen.append(ledger_audit.verify(place).entries)
                 except LedgerError as error:
                     failures.append(error)
 

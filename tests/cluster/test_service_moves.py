@@ -18,7 +18,7 @@ import pytest
 from local_cluster import Cluster, make_environment
 from serving import free_port, ids
 
-from aggregator import audit
+from aggregator import ledger_audit
 from fairpate.cli import main
 
 # Real clusters; tests/aggregator/test_database_ledgers.py has writers alone
@@ -128,8 +128,8 @@ def require_all_charged(url: str, place: str, heard: dict[int, dict]) -> None:
     charged = httpx.get(f"{url}/v1/budget", timeout=30).json()["queries_submitted"]
     assert replies(url, list(heard)) == heard
     assert httpx.get(f"{url}/v1/budget", timeout=30).json()["queries_submitted"] == charged
-    assert audit.verify(place).reservations == charged
-    assert {reply["key"] for reply in heard.values()} <= {row.key for row in audit.rows(place) if row.outcome}
+    assert ledger_audit.verify(place).reservations == charged
+    assert {reply["key"] for reply in heard.values()} <= {row.key for row in ledger_audit.rows(place) if row.outcome}
 
 
 def node_of_the_service(cluster: Cluster):

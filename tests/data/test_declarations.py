@@ -14,7 +14,7 @@ from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_data
 from fairpate.data.columns import Feature, Group, Label, Meaning
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Request, SourceFile
-from fairpate.data.declaration import Choice, Declaration, Files, Identity, Person, Rule, Trim
+from fairpate.data.declaration import Declaration, DeclaredOption, Files, Identity, Person, Rule, Trim
 from fairpate.data.pictures import PicturesConfig
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
 
@@ -259,7 +259,7 @@ SECTIONS = (
     Meaning,
     Rule,
     Trim,
-    Choice,
+    DeclaredOption,
     Identity,
     Person,
 )

@@ -108,7 +108,7 @@ import json, sqlite3
 import numpy as np
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import Outcome
-from fairpate.releases.ledger import place_of
+from fairpate.releases.run_ledger import place_of
 from fairpate.releases.directory import run_at
 from pathlib import Path
 

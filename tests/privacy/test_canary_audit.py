@@ -13,7 +13,7 @@ from method_kinds import quick_and_slow
 from scipy import stats
 
 from fairpate.privacy.accountant import PoissonGaussians, epsilon
-from fairpate.privacy.audit import (
+from fairpate.privacy.audit_bounds import (
     Guesses,
     IdealAttack,
     NoiseTest,

@@ -39,9 +39,9 @@ from fairpate.privacy.mechanism_events import (
     event_json,
 )
 from fairpate.releases.directory import RunDirectory, RunDirectoryError
-from fairpate.releases.ledger import LedgerMeter
 from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, spent_since, state_folder
+from fairpate.releases.run_ledger import LedgerMeter
 from fairpate.run.compare import count_cell
 
 pytestmark = pytest.mark.usefixtures("light_runs")

@@ -24,7 +24,7 @@ from fairpate.methods.base import configured
 from fairpate.methods.noisy_counts import Bins
 from fairpate.nn import private_fit
 from fairpate.privacy.accountant import PoissonGaussians
-from fairpate.privacy.audit import IdealAttack, NoiseSeen, gaussian_epsilon, gaussian_mu
+from fairpate.privacy.audit_bounds import IdealAttack, NoiseSeen, gaussian_epsilon, gaussian_mu
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.report.run_page import SURE, AttackResult, Audit, audit_page
 from fairpate.run import audit as run_audit

@@ -24,7 +24,7 @@ from fairpate.releases.arrays import read_release
 from fairpate.releases.directory import RunDirectory, read_json, read_statement
 from fairpate.releases.odometer import Odometer
 from fairpate.report.answers import AnswerGuarantee
-from fairpate.run.answers import AskedBound
+from fairpate.run.bounded_answers import AskedBound
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.private_metrics import WEIGHT
 from fairpate.run.publication import read_claims, write_card

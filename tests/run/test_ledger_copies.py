@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from small_runs import open_terms, run
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
 from aggregator.store import LedgerError, head_path, ledger_files
 from fairpate.data import load_data
-from fairpate.releases import ledger as of_runs
+from fairpate.releases import run_ledger as of_runs
 from fairpate.releases.directory import RunDirectory, read_labels
-from fairpate.releases.ledger import open_ledger, place_of
+from fairpate.releases.run_ledger import open_ledger, place_of
 from fairpate.run import ledgers
 from fairpate.run.ledgers import back_up_run, last_backup_s, restore
 
@@ -46,7 +46,7 @@ def charge(folder, key, terms):
 
 
 def entries_of(folder):
-    return audit.verify(place_of(folder).ledger).entries
+    return ledger_audit.verify(place_of(folder).ledger).entries
 
 
 def test_a_copy_is_taken_while_a_service_writes_and_verifies(fairpate, copied, tmp_path, terms):
@@ -56,7 +56,7 @@ def test_a_copy_is_taken_while_a_service_writes_and_verifies(fairpate, copied, t
     with Ledger(folder.ledger, terms, create=False):
         code, told, _ = fairpate("ledger", "backup", str(folder.root), str(out))
     assert (code, told) == (0, f"{out}: {entries_of(folder)} entries\n")
-    assert audit.verify(out) == audit.verify(folder.ledger)
+    assert ledger_audit.verify(out) == ledger_audit.verify(folder.ledger)
     assert out.stat().st_mode & 0o077 == head_path(out).stat().st_mode & 0o077 == 0
     assert last_backup_s(folder) is not None
     code, _, error = fairpate("ledger", "backup", str(folder.root), str(out))
@@ -85,7 +85,7 @@ def test_a_copy_of_now_is_put_back_and_the_run_goes_on_with_the_same_labels(fair
     if lost == "all files":
         head_path(folder.ledger).unlink()
     assert fairpate("ledger", "restore", str(out), str(folder.root))[0] == 0
-    assert entries_of(folder) == audit.verify(out).entries
+    assert entries_of(folder) == ledger_audit.verify(out).entries
     assert len(list(folder.private.glob("ledger.replaced-1.*"))) == {"nothing": 2, "database": 1}.get(lost, 0)
     run(config)
     assert folder.labels.read_bytes() == before
@@ -123,7 +123,7 @@ def test_a_replaced_ledger_stays_whole_where_a_crash_came_between_its_files(
             Ledger(folder.ledger, terms, create=False)
     restore(folder, out, to=None)
     assert entries_of(folder) == entries
-    assert audit.verify(private / "ledger.replaced-1.sqlite").entries == entries
+    assert ledger_audit.verify(private / "ledger.replaced-1.sqlite").entries == entries
 
 
 def test_an_older_copy_is_refused_by_what_is_there_and_by_the_head_alone(copied, tmp_path, terms):

@@ -18,7 +18,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from method_kinds import quick_and_slow
 from threadpoolctl import threadpool_limits
 
-from aggregator import audit
+from aggregator import ledger_audit
 from aggregator.ledger import Ledger
 from aggregator.session import OverBudget, query_key
 from aggregator.store import ledger_files
@@ -106,7 +106,7 @@ def continuous(event: dict[str, Any], *, delta: float = 1e-5) -> float:
 
 def untimed(ledger):
     """Its charges, but for when they came."""
-    return [replace(row, at_s=0.0) for row in audit.rows(ledger)]
+    return [replace(row, at_s=0.0) for row in ledger_audit.rows(ledger)]
 
 
 @pytest.mark.parametrize("overrides", [[WITHIN], []], ids=["target", "as configured"])
@@ -125,7 +125,7 @@ def test_every_query_is_charged_and_the_statement_is_their_price(overrides: list
         assert event["noise_stddev_votes"] == 9
     assert (statement.unit, statement.relation, statement.accounting) == ("record", "add or remove one", "pld")
     assert statement.queries.epsilon_submitted == statement.epsilon
-    found = audit.verify(done.ledger)
+    found = ledger_audit.verify(done.ledger)
     assert (found.reservations, found.open, found.epsilon_submitted) == (90, 0, statement.epsilon)
     assert TELLS_SIZE["record"] not in statement.remarks
     assert not done.votes.exists(), "samples are not kept"
@@ -135,16 +135,16 @@ def test_every_query_is_charged_and_the_statement_is_their_price(overrides: list
 def test_given_again_the_command_draws_nothing_and_another_run_repeats_a_seeded_one(
     finished: RunDirectory, tmp_path: Path
 ) -> None:
-    before = audit.verify(finished.ledger)
+    before = ledger_audit.verify(finished.ledger)
     run(config(finished.root))
-    assert audit.verify(finished.ledger) == before
+    assert ledger_audit.verify(finished.ledger) == before
     again = run(config(tmp_path / "again"))
     assert labels(again) == labels(finished)
     assert untimed(again.ledger) == untimed(finished.ledger)
 
 
 def test_without_a_seed_every_run_has_samples_of_its_own(tmp_path: Path) -> None:
-    rows = [audit.rows(run(config(tmp_path / name, "noise=os_entropy")).ledger) for name in ("one", "two")]
+    rows = [ledger_audit.rows(run(config(tmp_path / name, "noise=os_entropy")).ledger) for name in ("one", "two")]
     assert [row.key for row in rows[0]] == [row.key for row in rows[1]]
     assert sum(a.votes != b.votes for a, b in zip(*rows, strict=True)) > 60
 
@@ -171,7 +171,7 @@ def test_one_record_moves_two_votes_of_the_queries_that_sampled_it(digits: Datas
     statements, rows = [], []
     for name, dataset in (("with", digits), ("without", smaller)):
         done = run(config(tmp_path / name, *few), dataset)
-        rows.append(np.array([row.votes for row in audit.rows(done.ledger)]))
+        rows.append(np.array([row.votes for row in ledger_audit.rows(done.ledger)]))
         statements.append(dataclasses.replace(read_statement(done), earlier_releases=None, epsilon_with_earlier=None))
     moved_QC = rows[0] - rows[1]
     assert set(np.square(moved_QC).sum(axis=1).tolist()) == {0, 2}
@@ -243,14 +243,14 @@ def test_a_query_that_a_crash_left_open_is_charged_and_sampled_again(finished: R
     dataset = load_data(settings.data)
     plan = settings.plan(dataset)
     queries = choose_queries(dataset, settings.queries)
-    rows = audit.rows(finished.ledger)
+    rows = ledger_audit.rows(finished.ledger)
     digest = settings._digest(dataset.private)
     with Ledger(copy.ledger, plan.terms(digest)) as ledger:
         key = query_key(queries.x[0].numpy(), int(queries.z[0]))
         assert key == rows[0].key
         ledger.reserve([key], [int(queries.z[0])], np.array([rows[0].votes]))
     done = run(settings)
-    found = audit.verify(done.ledger)
+    found = ledger_audit.verify(done.ledger)
     assert (found.reservations, found.open, found.queries) == (90, 1, 89), "the last one found no room"
     assert read_statement(done).epsilon == read_statement(finished).epsilon
 
@@ -369,7 +369,7 @@ def test_counts_are_released_at_the_price_of_labels_and_teach(queries: str, tmp_
     own_counts = released.counts[np.arange(len(released.labels)), released.labels]
     np.testing.assert_array_equal(own_counts, released.counts.max(axis=1))
     noise = statements[0].events[0]["noise_stddev_votes"]
-    of = {row.key: row.votes for row in audit.rows(with_counts.ledger)}
+    of = {row.key: row.votes for row in ledger_audit.rows(with_counts.ledger)}
     key_of = {
         name: query_key(x.numpy(), int(z))
         for name, x, z in zip(digits.public.record_id, digits.public.x, digits.public.z, strict=True)
@@ -401,7 +401,7 @@ def test_typical_records_are_asked_about_and_their_clusters_teach(tmp_path: Path
     assert taught.labels.tolist() == [label_of[names[cluster]] for cluster in clusters.cluster_M.tolist()]
     assert load_student(done.student).card.num_training_labels == 25
     assert run(settings).ledger == done.ledger
-    assert audit.verify(done.ledger).reservations == 25, "nothing is asked twice"
+    assert ledger_audit.verify(done.ledger).reservations == 25, "nothing is asked twice"
 
 
 def test_the_gate_stands_before_clusters_too(tmp_path: Path, digits: Dataset) -> None:

@@ -95,14 +95,14 @@ def test_a_program_hears_nothing(capsys):
 
 
 def test_loops_below_tell_whoever_listens(finished):
-    from aggregator import audit, ledger
+    from aggregator import ledger, ledger_audit
 
     told = []
     with heard_by(lambda *steps: told.append(steps)):
         tell(1, 2)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(ledger, "_TOLD_EVERY", 1)
-            entries = audit.verify(finished[0].ledger).entries
+            entries = ledger_audit.verify(finished[0].ledger).entries
     tell(2, 2)
     assert told == [(1, 2), *((number, entries) for number in range(1, entries + 1))]
 

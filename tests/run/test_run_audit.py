@@ -25,15 +25,15 @@ from fairpate.methods.base import configured
 from fairpate.nn import private_fit
 from fairpate.nn.per_example import ClippedSum
 from fairpate.privacy.accountant import least_noise
-from fairpate.privacy.audit import epsilon_lower_bound, guess
+from fairpate.privacy.audit_bounds import epsilon_lower_bound, guess
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.releases.directory import RunDirectoryError
 from fairpate.report.run_page import Audit, audit_page
 from fairpate.run import audit as run_audit
 from fairpate.run import private_metrics
-from fairpate.run.answers import AskedBound
 from fairpate.run.audit import AuditError, audit_run
+from fairpate.run.bounded_answers import AskedBound
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.run import run_method
 from fairpate.types import GateRule

@@ -21,7 +21,7 @@ from fairpate.methods.voting import choose_queries
 from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
-from fairpate.releases.ledger import state_for_service
+from fairpate.releases.run_ledger import state_for_service
 from fairpate.run.publication import write_card
 from fairpate.types import REMARKS
 from student.student import load_student

@@ -9,8 +9,8 @@ import pytest
 import torch
 from method_kinds import quick_and_slow
 
-from aggregator.audit import verify
 from aggregator.ledger import Asker, Ledger
+from aggregator.ledger_audit import verify
 from aggregator.service.server import Backend
 from aggregator.session import AggregatorSession, Question
 from aggregator.store import LedgerError

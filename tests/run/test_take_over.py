@@ -13,7 +13,7 @@ from test_votes_made_elsewhere import CLASSES, table, written
 from aggregator.service.server import AggregatorActor, ServiceSettings
 from fairpate.http_server import HttpServer, ServiceError
 from fairpate.releases.directory import RunDirectory
-from fairpate.releases.ledger import place_of
+from fairpate.releases.run_ledger import place_of
 from fairpate.run import serve
 from fairpate.run.ledgers import back_up_run, restore
 from fairpate.run.run import aggregate

@@ -20,7 +20,7 @@ from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import VoteSums, event_json
 from fairpate.report.run_page import Audit
 from fairpate.sites import secure_sum
-from fairpate.sites.audit import audit_plan
+from fairpate.sites.audit_of_sites import audit_plan
 from fairpate.sites.plan import SitePlan, key_text, read_plan
 from fairpate.sites.secure_sum import known_to_colluders
 from fairpate.terminal import Reporter

@@ -33,7 +33,7 @@ from fairpate.files import write_atomically
 from fairpate.methods.base import price
 from fairpate.methods.shadows import MOST_EACH, both_kinds, log_ratio, moments_of, own_noise_of
 from fairpate.privacy.accountant import Event
-from fairpate.privacy.audit import (
+from fairpate.privacy.audit_bounds import (
     Claimed,
     Coins,
     Drawn,
