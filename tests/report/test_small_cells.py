@@ -284,7 +284,7 @@ def test_which_groups_are_served_worse_than_by_a_constant_follows_from_what_is_s
     right ones stay, and so does every number that is published if a cell is small."""
     random, pairs = np.random.default_rng(5), 0
     step = np.array([[[-1, -1], [1, 1]], [[1, 1], [-1, -1]]])
-    for _ in range(48):
+    for _ in range(24):
         # Women are served badly, and few of them are of class 1.
         women = [[random.integers(5, 40), random.integers(10, 40)], random.integers(1, 6, size=2)]
         table = np.array([women, random.integers(10, 60, size=(2, 2))])
@@ -297,7 +297,7 @@ def test_which_groups_are_served_worse_than_by_a_constant_follows_from_what_is_s
         if numbers[0] == numbers[1]:
             pairs += 1
             assert [one[name] for name in words] == [other[name] for name in words]
-    assert pairs >= 16
+    assert pairs >= 8
 
 
 def test_few_refusals_of_a_group_do_not_follow_from_the_evaluations_with_and_without_them() -> None:
