@@ -246,6 +246,7 @@ def test_all_trials_are_two_rows_of_the_odometer_and_a_limit_refuses_before_the_
     assert [each.releases for each in Odometer().totals(delta=1e-5, data="clinic")] == [2]
 
 
+@pytest.mark.slow  # nine searches
 def test_only_searches_that_divide_the_same_records_alike_have_parts_of_one_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

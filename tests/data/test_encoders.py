@@ -73,6 +73,7 @@ def vectors_of(folder: Path, weights: WeightsConfig) -> Dataset:
     return load_data(folder / "scans.yaml", weights=weights)
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_the_network_of_torchvision(encoder: Encoder, ten: Tensor) -> None:
     oracle: Any = small_network()
     oracle.fc = nn.Identity()

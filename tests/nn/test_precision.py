@@ -52,6 +52,7 @@ def test_layers_run_in_bfloat16_and_weights_stay_float32(name: str) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_bfloat16_changes_rounding_only_and_repeats() -> None:
     (exact, seen, losses), (rounded, _, rounded_losses), (again, _, _) = map(
         trained, ("float32", "bfloat16", "bfloat16")

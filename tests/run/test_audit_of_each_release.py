@@ -858,6 +858,7 @@ def test_a_control_further_apart_than_its_plan_and_too_long_a_canary_are_finding
     assert Audit.from_json(found.to_json()) == found
 
 
+@pytest.mark.slow
 def test_the_control_of_a_training_has_half_its_noise_at_its_own_sampling_rate(runs: Any) -> None:  # noqa: F811
     """Also where the number of records is not declared, and only the sampling rate shows it."""
     root = runs("dp_sgd", dp_sgd={"epochs": 1, "batch_size": 60})

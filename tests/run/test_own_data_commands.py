@@ -266,6 +266,7 @@ group: {column: level_2, values: [F, M]}
 """
 
 
+@pytest.mark.slow
 def test_folders_of_pictures_are_forecast_and_compared(tmp_path, fairpate):
     generator = np.random.default_rng(0)
     for part, count in (("private", 60), ("public", 24), ("test", 24)):

@@ -271,6 +271,7 @@ def test_the_table_by_confidence_is_attacked_by_itself(runs: Any, fault: Any, mo
             assert max(single.found.bounds(found.delta)) > 0.4 * single.claim.epsilon
 
 
+@pytest.mark.slow
 def test_the_table_of_a_model_of_embedded_records_is_audited(clinic: Path, tmp_path: Path) -> None:  # noqa: F811
     """With an odd number of canaries in all, of which every one is guessed."""
     out = tmp_path / "run"

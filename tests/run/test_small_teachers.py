@@ -93,6 +93,7 @@ def test_a_repeated_run_draws_and_charges_nothing_more(made: RunDirectory, tmp_p
         run_method(config_of(lost.root), QUIET)
 
 
+@pytest.mark.slow
 def test_a_crash_before_the_table_is_stored_charges_it_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -176,6 +177,7 @@ def ask_all(backend: Backend, questions: list[Question]) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_service_of_kept_queries_is_right_more_often_than_the_most_common_class(kept: Any, tmp_path: Any) -> None:
     copy = copied(RunDirectory(root=kept.out), tmp_path / "copy")
     config = kept.model_copy(update={"out": copy.root})
