@@ -18,7 +18,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,13 +47,12 @@ from fairpate.releases.directory import (
     write_text,
     write_votes,
 )
-from fairpate.releases.log import ChoiceFolder, MetricsFolder, read_receipt
+from fairpate.releases.log import MetricsFolder, read_receipt
 from fairpate.releases.odometer import (
     LimitReachedError,
     Odometer,
     OdometerError,
     RunCharge,
-    composed_epsilon,
     spent,
     spent_since,
 )
@@ -65,10 +63,11 @@ from fairpate.report.metrics import GroupsTold
 from fairpate.report.paper_figures import FigureStyle, frontier_figures
 from fairpate.report.records import RunStatement, ends_words
 from fairpate.run import sweep as sweeps
+from fairpate.run.cost_of_choice import state_choices
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.forecast import announce_delta, question_above
 from fairpate.run.model import with_pinned_weights
-from fairpate.run.publication import comparison_html, read_claims, state_choice
+from fairpate.run.publication import comparison_html, read_claims
 from fairpate.run.run import check_data, make_release, run_method
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
@@ -106,7 +105,7 @@ class Comparison:
     spent: tuple[str, ...] = ()
     """A sentence for each data set on the privacy cost of this call's releases and of all releases of it so far."""
     choices: Mapping[str, Choice] = field(default_factory=dict)
-    """What it costs to choose one of the releases of a data set by results (:func:`choices`)."""
+    """What it costs to choose one of the releases of a data set by results (:mod:`fairpate.run.cost_of_choice`)."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -215,78 +214,6 @@ def compare(
                 write_json(folder.work, worked, private=True)
     said = [spent_since(before[data], data, odometer, delta=delta) for data, delta in data_sets.items()]
     return Comparison(folder=folder, changed=True, choices=known, spent=tuple(filter(None, said)), **shown)
-
-
-def choices(cells: Sequence[Cell], rows: Sequence[Row], folder: SweepFolder) -> dict[str, Choice]:
-    """Return for each data set, by its name in the odometer, what it costs to choose one of the releases that ``cells``
-    made of it by their results ``rows``. A data set with one release is left out: a choice among cells that share a
-    release costs no more.
-
-    The cost is composed of the events in the receipts of the runs in ``folder``. It is the sum of the single costs
-    where that is less, and where a receipt is on another machine.
-    """
-    of_cells = {cell.digest: cell for cell in cells}
-    found: dict[str, dict[str, RunRecord]] = {}
-    charges: dict[str, dict[str, RunCharge | None]] = {}
-    for row in rows:
-        record, cell = row.record, of_cells.get(row.digest)
-        if cell is None or record is None or row.is_unprotected or row.is_private or cell.config.is_seeded:
-            continue
-        config, shared = cell.config, cell.config.shared_release
-        # With private metrics each cell released a table of its own, too.
-        is_own = shared is None or config.evaluation.metrics == "private"
-        name = row.digest if is_own else values_digest(shared)  # type: ignore[arg-type]
-        others = found.setdefault(config.data.name, {})
-        if name not in others or others[name].epsilon < record.epsilon:
-            others[name] = record
-        charged = charges.setdefault(config.data.name, {})
-        receipts = {each.run: each for each in _receipts(cell, folder)}
-        charged.update(receipts)
-        if not receipts:
-            charged[row.digest] = None
-    costs = {}
-    for data, records in found.items():
-        if len(records) < 2:
-            continue
-        if len({(each.unit, each.relation) for each in records.values()}) > 1:
-            costs[data] = Choice(num_releases=len(records), epsilon=None, delta=None)
-            continue
-        # As decimals, which add up without rounding.
-        epsilon, delta = (
-            float(sum(Decimal(repr(getattr(each, name))) for each in records.values())) for name in ("epsilon", "delta")
-        )
-        known = [each for each in charges[data].values() if each is not None]
-        if len(known) == len(charges[data]):
-            least = max(each.delta for each in records.values())
-            if (composed := composed_epsilon(known, delta=least)) <= epsilon:
-                epsilon, delta = composed, least
-        costs[data] = Choice(num_releases=len(records), epsilon=epsilon, delta=delta)
-    return costs
-
-
-def _receipts(cell: Cell, folder: SweepFolder) -> list[RunCharge]:
-    """Return what was charged for the model of ``cell`` and its measurements, or for the release that it shares; empty
-    if they are not in ``folder``."""
-    run, shared = folder.run(cell), folder.shared_file(cell)
-    # A release may be here whose run measured on another machine, and was charged for that there.
-    if not RunDirectory(root=run).statement.is_file():
-        return []
-    roots = [run] if shared is None or shared.suffix == ".parquet" else [run, shared.parents[1]]
-    released = [receipt for root in roots if (receipt := read_receipt(RunDirectory(root=root))) is not None]
-    measured = [read_receipt(part(root=run)) for part in (MetricsFolder, ChoiceFolder)]
-    return [*released, *filter(None, measured)] if released else []
-
-
-def state_choices(cells: Sequence[Cell], folder: SweepFolder) -> dict[str, Choice]:
-    """Write into the runs of ``cells``, and on their reports, what a choice among them by results costs, and return it
-    (:func:`choices`). Runs on other machines are left as they are."""
-    rows = read_rows(folder.results)
-    known, done = choices(cells, rows, folder), {row.digest for row in rows if row.record is not None}
-    for cell in cells:
-        run = RunDirectory(root=folder.run(cell))
-        if cell.digest in done and run.statement.is_file() and run.metrics.is_file():
-            state_choice(run, known.get(cell.config.data.name))
-    return known
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:

@@ -19,7 +19,7 @@ from fairpate.methods.defaults import resolved
 from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.releases.directory import RunDirectory, write_json
 from fairpate.releases.odometer import RunCharge, charge_values
-from fairpate.run.compare import choices
+from fairpate.run.cost_of_choice import choices
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, load_sweep
 
 pytestmark = [
