@@ -17,7 +17,7 @@ import papers
 import torch
 
 from fairpate.examples.letters import write_letters
-from fairpate.methods.base import configured
+from fairpate.methods.defaults import resolved
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -48,14 +48,12 @@ def main() -> None:
                     name = f"letters/{vectors}/epsilon={epsilon:g}"
                     if seed in found.get(name, {}).get("seeds", ()):
                         continue
-                    settings = {
-                        "data": {"name": "letters", "declaration": str(declaration)},
-                        "noise": "seeded",
-                        "seed": seed,
-                        "target": {"epsilon": epsilon},
-                        "out": f"{folder}/{vectors}-{epsilon}",
-                    }
-                    run = run_method(configured(settings, method="residual_votes"), Reporter(quiet=True))
+                    # As `fairpate run --data letters.yaml --epsilon E --set noise=seeded --set seed=S` chooses them.
+                    settings = [
+                        *(("data.name", "letters"), ("data.declaration", str(declaration)), ("noise", "seeded")),
+                        *(("seed", seed), ("target.epsilon", epsilon), ("out", f"{folder}/{vectors}-{epsilon}")),
+                    ]
+                    run = run_method(resolved(settings), Reporter(quiet=True))
                     numbers = papers.numbers_of(run)
                     print(f"{name}, seed {seed}: {numbers['accuracy']}", flush=True)
                     papers.add(found, name, seed, numbers)
