@@ -130,6 +130,7 @@ CARD = {
     *("model.method_title", "model.made_on"),
     *("model.sha256", "model.made_by", "model.num_training_labels", *(f"model.reject_option.{name}" for name in RULE)),
     *(f"privacy.{name}" for name in CLAIM | {"epsilon", "accounting", "events", "not_protected"}),
+    "choice",  # what choosing this model by results costs, as the page of its comparison says
     "privacy.parts",  # which records are protected: validation and test records by releases of their own
     "privacy.tells_size",
     "privacy.declared_units",
