@@ -1,4 +1,4 @@
-"""What it costs to choose one of the private releases of a comparison by their results.
+"""The cost of choosing one of the private releases of a comparison by their results.
 
 A user who compares models learned from several releases of the same records, and publishes the best, has seen all of
 them: the choice costs what these releases cost together. The sentence is on the report of each run, on the page
