@@ -281,6 +281,7 @@ def test_the_package_imports_what_it_declares_and_declares_what_it_imports():
     )
     assert always - {"psycopg"} <= declared <= somewhere
     assert len(declared) <= 22
+    assert f"of which there are {len(declared)};" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     of_extras = set().union(*extras) | {"pandas"}  # which those have who ask for a frame
     assert {name for name in somewhere - declared if not any(each.startswith(name) for each in of_extras)} == set()
 
@@ -289,3 +290,12 @@ def test_the_declared_torch_range_admits_the_pinned_one():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "torch>=2.11,<2.14" in project["dependencies"]
     assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_every_extra_bounds_ray_as_the_package_does():
+    """Its insides are used: CONTRIBUTING.md."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [each for every in (project["dependencies"], *project["optional-dependencies"].values()) for each in every]
+    bounds = {each.partition(">=")[2] for each in asked if re.match(r"ray\b", each)}
+    assert bounds == {"2.60,<2.61"}
+    assert "ray==2.60.0" in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
