@@ -442,7 +442,7 @@ class ResidualVotes(RulesOfRecords):
         model = "the linear rule itself" if trained.architecture else f"a student, which learned from {pool}"
         # Read alone, as in a printed statement, and on pages as an item of what is not guaranteed.
         chosen = "Another variant of the method may be better: this one was chosen from public facts and released sums."
-        remark = f"{chosen} Its second moments are {moments}, and the model is {model}."
+        remark = f"{chosen} The second moments of its features are {moments}; the model is {model}."
         return replace(trained, remarks=(remark,))
 
     def attack(self, audited: Audited) -> Shadows | None:

@@ -35,11 +35,12 @@ class Choice:
     @property
     def words(self) -> str:
         """A sentence on the cost of a choice by results, as all pages and the terminal state it."""
-        chosen = "To choose a private model of this comparison by its results"
         if self.epsilon is None:
-            return f"{chosen} has no one ε: their releases protect different units."
-        learned = f"they learned from {self.num_releases} releases"
-        return f"{chosen}, or to publish all of them, costs {self.cost} at most: {learned}."
+            return "For a choice by results no one ε can be stated: models of this comparison protect different units."
+        return (
+            "For a choice by results, or for all private models of this comparison together, state "
+            f"{self.cost} instead."
+        )
 
     def named(self, epsilon: float) -> str:
         """A sentence on the cost ``epsilon`` of one model of the comparison, and on that of a choice."""

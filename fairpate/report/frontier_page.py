@@ -244,13 +244,13 @@ def judged_words(point: Point, rule: FairRule) -> str:
     clear = next((each for each in ("fair", "not fair") if num_by_verdict[each] == num_seeds), None)
     word = clear or ("of unknown fairness" if num_by_verdict["unknown"] else "perhaps fair")
     missing = listed(list(point.groups.unmeasured)) if not NOTIONS[rule.notion].bounds_rate else ""
-    among = f" where it is measured, and not known for {missing}" if missing else ""
+    among = f" where it is measured, but not known for {missing}," if missing else ""
     low, high, _ = point.ends_S3.get(rule.notion, np.full((1, 3), math.nan))[0].tolist()
     gap = figures.with_spread(point.seen_by(rule.notion))[0]
     # A small gap among answers says nothing about those who get none.
     if word == "fair" and point.value("refused") > 0:
         word = "fair in its answers"
-    verdict, limit = f"Its {measure} of {gap} is {word}{among}", f"{rule.limit:g}"
+    verdict, limit = f"It is {word}{among} by its {measure} of {gap}", f"{rule.limit:g}"
     if num_seeds > 1:
         numbers = [f"{word} with {num_by_verdict[word]}" for word in _VERDICTS if num_by_verdict[word]]
         by_seed = f" with each of {num_seeds} seeds" if clear else f": of {num_seeds} seeds it is {listed(numbers)}"

@@ -211,11 +211,11 @@ class Evaluation:
     @property
     def words(self) -> EvaluationWords:
         """The words with which all pages describe the numbers of this evaluation."""
-        measured = "Accuracy and gaps are measured on test records with their true labels and groups"
+        measured = "Accuracy and gaps, measured on test records with their true labels and groups,"
         people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
         covered: Mapping[MetricsKind, str] = {
-            "outside": f"{measured}; outside the privacy guarantee.",
-            "public": f"{measured}, which the operator declares public.",
+            "outside": f"{measured} are outside the privacy guarantee.",
+            "public": f"{measured} are of records which the operator declares public.",
             "private": (
                 "Estimated from one noisy table of private test records, which the privacy guarantee covers: noise of "
                 f"standard deviation {self.noise_stddev:.3g} on every count. Intervals hold this noise and the "

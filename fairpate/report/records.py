@@ -146,7 +146,7 @@ class Guarantee:
         # A unit that the operator declared means everything that belongs to it.
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
         protected, several = WORDS["units"].get(self.unit, (f"everything about one {self.unit}", attested))
-        tuning = "Choosing the settings was not charged. If private data guided the choice, ε is too low."
+        tuning = "ε does not cover the choice of settings: if private data guided it, the true ε is higher."
         is_private_noise, earlier = self.noise == "os_entropy", ""
         if self.earlier_releases:
             earlier = f"Together with {counted(self.earlier_releases, 'earlier release')} of the same private data"
@@ -444,7 +444,7 @@ class MeasuredClaims:
             meant = "The largest difference in how often a class is predicted for one group and for all others"
             details = [
                 f"{meant if is_parity else upper(notion.words)} ({gap.where}).",
-                f"Its interval, {interval_words(gap)}, lies {side} {limit:g}.",
+                f"{upper(interval_words(gap))}: {side} {limit:g}.",
                 "" if fair == "not fair" else self._too_few,
                 perfect,
                 unknown,
@@ -540,7 +540,7 @@ class MeasuredClaims:
                 covered.append(("right answers", right))
         rows += [
             *covered,
-            ("demographic disparity", f"{gap_words(gap)}, interval {interval_words(gap)}"),
+            ("demographic disparity", f"{gap_words(gap)}, {interval_words(gap)}"),
         ]
         of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
         for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):
@@ -691,7 +691,7 @@ class RunStatement(MeasuredClaims):
             if self.shown_choice is not None:
                 choice = self.shown_choice.named(guarantee.epsilon)
             delta = pages.delta_words(guarantee.delta, guarantee.declared_units, guarantee.unit)
-            details = [upper(held), delta, words["several_records"], choice, words["with_earlier"]]
+            details = [f"Protects {held}", delta, words["several_records"], choice, words["with_earlier"]]
         else:
             fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
             details = ["Nothing is protected.", fresh]
@@ -770,7 +770,8 @@ def least_found_words(measured: Evaluation) -> str:
     found = least_found(measured)
     if found is None:
         return ""
-    return f"No class is found less often than “{found[0]}”, in {_share_of_class(measured, found[1])}."
+    which = "" if measured.coverage == 1 else "answered "
+    return f"Of the {which}records that are “{found[0]}”, {percent(1 - found[1])} get another class: the most of all."
 
 
 def _share_of_class(measured: Evaluation, share: float) -> str:
@@ -827,7 +828,9 @@ def undefined_words(gap: GapResult) -> str:
 
 def interval_words(gap: GapResult) -> str:
     """Return words for the confidence interval of a fairness gap, with its confidence level."""
-    return "interval undefined" if math.isnan(gap.low) else f"{ends_words(gap)} ({percent(gap.level, digits=0)})"
+    if math.isnan(gap.low):
+        return "interval undefined"
+    return f"with {percent(gap.level, digits=0)} confidence {ends_words(gap)}"
 
 
 def ends_words(gap: GapResult) -> str:

@@ -812,7 +812,7 @@ def claims_in_words(
         f"{guarantee.words['epsilon']} (δ = {delta_text(guarantee.delta)}) for {guarantee.words['protected']}, and "
         f"{rejecting.fairness_words}, with a gap of {decimal(less.value)} ({ends_words(less)} with {confidence} "
         f"confidence; at most {limit} is called fair). {percent(chosen.accuracy)} of its answers are right; without "
-        f"privacy {percent(without.measured.accuracy)} (shown as these people are invented). A human decides "
+        f"privacy {percent(without.measured.accuracy)} (public, as these people are invented). A human decides "
         f"{percent(1 - chosen.coverage)} of the records, and {percent(1 - refused.coverage)} of those of "
         f"“{refused.name}”."
     )

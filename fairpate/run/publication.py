@@ -110,6 +110,12 @@ def read_claims(
     )
 
 
+def titled(method: str) -> str:
+    """Return the readable name of a ``method`` with its registered one, by which commands know it."""
+    title = method_title(method)
+    return method if title == method else f"{title} ({method})"
+
+
 def read_choice(run: RunDirectory) -> Choice | None:
     """Return what a choice by results costs in the comparison to which ``run`` belongs; None for a run alone."""
     return Choice(**read_json(run.comparison)) if run.comparison.is_file() else None
@@ -433,7 +439,7 @@ def write_reports(
         )
     public = records.PublicReport(
         title=dataset.name,
-        method=method_title(statement.method),
+        method=titled(statement.method),
         guarantee=Guarantee.of(statement),
         voting=voting,
         evaluations=evaluations,

@@ -168,7 +168,7 @@ def test_the_command_is_four_actions_away_and_the_keyboard_is_enough(tab, tmp_pa
     address = page(tmp_path / "report.html", rows, fair_at=rule)
     assert (tmp_path / "report.html").stat().st_size < 0.9e6
     tab.open(f"{address}#all", width=390, height=800)
-    assert "Fair means an equalized-odds gap of at most 0.075" in tab.run("document.body.innerText")
+    assert "“Fair” means an equalized-odds gap of at most 0.075" in tab.run("document.body.innerText")
     box = "document.querySelector('.limits')"
     tab.run("document.getElementById('notion').focus()")
     press(tab, "ArrowDown", 40)  # 1: the next notion

@@ -306,30 +306,29 @@ def judged(*intervals, gap=0.076, fair_from=0.01, **more):
 
 def test_the_page_judges_a_configuration_by_the_rule_of_a_report():
     """The whole interval of every seed, enough records, and every group: a gap below the limit is not enough."""
-    gap, ends = "Its demographic-parity gap of 0.076 is", "its 95 % interval, 0.050 to"
-    assert judged((0.05, 0.1)) == f"{gap} fair: {ends} 0.100, is at most 0.1."
-    assert judged((0.05, 0.101)) == f"{gap} perhaps fair: {ends} 0.101, goes beyond 0.1."
+    gap, ends = "by its demographic-parity gap of 0.076", "its 95 % interval, 0.050 to"
+    assert judged((0.05, 0.1)) == f"It is fair {gap}: {ends} 0.100, is at most 0.1."
+    assert judged((0.05, 0.101)) == f"It is perhaps fair {gap}: {ends} 0.101, goes beyond 0.1."
     for few in (0.11, None):
         assert judged((0.05, 0.1), fair_from=few) == (
-            f"{gap} perhaps fair: {ends} 0.100, is of too few records to decide."
+            f"It is perhaps fair {gap}: {ends} 0.100, is of too few records to decide."
         )
-    assert judged((0.11, 0.3)) == f"{gap} not fair: its 95 % interval, 0.110 to 0.300, is above 0.1."
-    assert judged((None, None)) == f"{gap} of unknown fairness: it has no 95 % interval."
+    assert judged((0.11, 0.3)) == f"It is not fair {gap}: its 95 % interval, 0.110 to 0.300, is above 0.1."
+    assert judged((None, None)) == f"It is of unknown fairness {gap}: it has no 95 % interval."
     rule = "Fair means that the whole 95 % interval is at most 0.1."
-    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f"is fair with each of 2 seeds. {rule}")
-    assert judged((0.05, 0.1), (0.05, 0.2)).endswith(
-        f"is perhaps fair: of 2 seeds it is fair with 1 and perhaps fair with 1. {rule}"
-    )
-    assert judged((0.2, 0.3), (0.05, 0.09)).endswith(
-        f"is perhaps fair: of 2 seeds it is fair with 1 and not fair with 1. {rule}"
-    )
-    assert judged((0.05, 0.1), unmeasured_groups=("X",)).endswith(
-        f"is fair where it is measured, and not known for X: {ends} 0.100, is at most 0.1."
+    assert judged((0.05, 0.1), (0.05, 0.09)).startswith("It is fair by its ")
+    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f" with each of 2 seeds. {rule}")
+    for other, verdict in (((0.05, 0.2), "perhaps fair"), ((0.2, 0.3), "not fair")):
+        mixed = judged((0.05, 0.1), other)
+        assert mixed.startswith("It is perhaps fair by its ")
+        assert mixed.endswith(f": of 2 seeds it is fair with 1 and {verdict} with 1. {rule}")
+    assert judged((0.05, 0.1), unmeasured_groups=("X",)) == (
+        f"It is fair where it is measured, but not known for X, {gap}: {ends} 0.100, is at most 0.1."
     )
     assert judged((0.05, 0.1), degenerate=("predicts 'no' for every record",)).endswith("it is degenerate.")
     # What a gate holds at its margin: resampling moves it upwards only.
     held = judged((0.076, 0.08), coverage=0.9)
-    assert held == f"{gap} fair in its answers: its 95 % interval, up to 0.080, is at most 0.1."
+    assert held == f"It is fair in its answers {gap}: its 95 % interval, up to 0.080, is at most 0.1."
 
 
 def test_no_script_judges_fairness_again():
@@ -341,9 +340,9 @@ def test_no_script_judges_fairness_again():
     )
     page = written([row])
     (sentence,) = model_of(page)["judged"]
-    assert "is perhaps fair: its 95\u00a0% interval, 0.050 to 0.110, goes beyond 0.1." in sentence
+    assert ": its 95\u00a0% interval, 0.050 to 0.110, goes beyond 0.1." in sentence and "perhaps fair" in sentence
     assert ".fair.limit ?" not in page
-    assert "with the whole 95 % interval, in every seed" in page
+    assert "with its whole 95 % interval, in every seed" in page
 
 
 def test_a_delta_that_is_not_below_one_in_the_public_number_of_records_is_cautioned_against_on_the_page():

@@ -57,7 +57,7 @@ def test_the_public_page_tells_the_run() -> None:
     for expected in (
         "100 teachers answered 3 of 6 public queries",
         "ε\u00a0=\u00a06.13",
-        "One record, present or absent (add or remove one), δ\u00a0=\u00a010⁻⁵.",
+        "Protects one record, present or absent (add or remove one), δ\u00a0=\u00a010⁻⁵.",
         "If a person has several records, each is protected by itself.",
         percent(report.headline.accuracy),
         decimal(report.headline.disparity),

@@ -166,7 +166,7 @@ def test_without_test_records_nothing_is_claimed() -> None:
 def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_noise() -> None:
     assert said(FAIR).guarantee.meaning == (
         "Somebody sees the model, knows all other private data, and has to guess whether one given record was among "
-        f"the private ones; both are equally likely. The guess is right at most 73.2{NB}% of the time, that of a "
+        f"the private ones; yes and no are equally likely. The guess is right at most 73.2{NB}% of the time, that of a "
         f"tossed coin 50{NB}%."
     )
     # Exact metrics, which are published too, are not covered.
@@ -251,7 +251,8 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
     )
     rarely = f"1.0{NB}% of the records of this class."
     assert f" It finds “manual” in {rarely}" in found.line
-    assert f"No class is found less often than “manual”, in {rarely}" in found.figures[2].details
+    words = f"Of the records that are “manual”, 99.0{NB}% get another class: the most of all."
+    assert words in found.figures[2].details
     # A class that is found as often as others is no headline.
     assert "finds" not in said(FAIR).line
 
@@ -259,8 +260,8 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
 def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_among_the_open_points() -> None:
     choice = Choice(num_releases=3, epsilon=3.0, delta=3e-5)
     words = (
-        "ε is 1.00 for a model named before any result is seen. To choose a private model of this comparison by its "
-        "results, or to publish all of them, costs ε = 3.00 (δ = 3·10⁻⁵) at most: they learned from 3 releases."
+        "ε is 1.00 for a model named before any result is seen. For a choice by results, or for all private models of "
+        "this comparison together, state ε = 3.00 (δ = 3·10⁻⁵) instead."
     )
     alone = said(FAIR, tuning_accounted=False)
     found = replace(alone, choice=choice)
@@ -270,13 +271,13 @@ def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_amon
     assert len(found.decision.to_settle) == len(alone.decision.to_settle)
     for shown in (alone, replace(said(FAIR, tuning_accounted=True), choice=choice)):
         assert "of this comparison" not in " ".join(shown.figures[0].details)
-        assert "instead of" not in shown.decision.words
+        assert "results of a comparison" not in shown.decision.words
         assert "the choice" not in dict(shown.rows)
     # Nothing is protected: there is no cost either.
     seeded = replace(said(FAIR, noise="seeded: not private", tuning_accounted=False), choice=choice)
     assert "of this comparison" not in " ".join(seeded.figures[0].details)
     mixed = Choice(num_releases=2, epsilon=None, delta=None)
-    assert "has no one ε: their releases protect different units" in " ".join(
+    assert "no one ε can be stated: models of this comparison protect different units" in " ".join(
         replace(alone, choice=mixed).figures[0].details
     )
 
@@ -341,7 +342,11 @@ def test_a_small_gap_among_answers_does_not_hide_who_gets_none() -> None:
 @pytest.mark.parametrize(
     ("delta", "units", "words"),
     [
-        (1e-5, 20_000, "δ is one in 100,000, below one in 20,000, the public number of persons."),
+        (
+            1e-5,
+            20_000,
+            "the chance that ε fails, is 1 in 100,000: below 1 in 20,000, the public number of persons.",
+        ),
         (1e-5, None, "How many persons there are is not public; δ is below 1/n for fewer than 100,000."),
         (1e-3, 5_000, "far below one in the number of persons, here 1/5,000"),
     ],
@@ -371,7 +376,7 @@ def test_few_answers_are_perhaps_fair_at_best(found: Evaluation, why: str) -> No
     gap = said(close).figures[1]
     assert (gap.word, gap.mood) == ("Perhaps fair", "doubtful")
     assert why in gap.details
-    assert "lies at or below 0.1." in gap.details[1]
+    assert gap.details[1] == f"With 95{NB}% confidence up to 0.050: at or below 0.1."
     assert fairness_of(with_interval(found, 0.2, 0.3)) == "not fair"
 
 

@@ -228,7 +228,7 @@ def test_a_dry_run_says_what_is_guaranteed(fairpate) -> None:
     assert code == 0
     words = " ".join(output.split())
     # e^2 / (1 + e^2) = 88.08 %, as in the report of such a run.
-    guess = "has to guess whether one given record was among the private ones; both are equally likely."
+    guess = "has to guess whether one given record was among the private ones; yes and no are equally likely."
     assert f"{guess} The guess is right at most 88.1 %" in words
 
 
