@@ -53,7 +53,7 @@ student: {fit: {epochs: 3}}
 SMALL_TEACHERS = """
 data: {name: color_digits, embedding: {num_components: 20, graph_share: 0}}
 target: {epsilon: 3}
-teachers: {num_teachers: 240, block_size: 20, model: ridge}
+teachers: {num_teachers: 240, block_size: 2, model: ridge}
 aggregator:
   release: counts
   mechanism: {threshold: -.inf, noise_stddev_votes: 50}
