@@ -61,6 +61,8 @@ def test_a_charge_that_is_forgotten_without_its_log_is_seen(state, monkeypatch):
     assert state.losses["files taken, and refused"] == 1
     # Opens whatever is missing.
     monkeypatch.setattr(crash_campaign, "Ledger", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(crash_campaign.audit, "rows", lambda path, **_: ["charge"] if path == state.ledger else [])
+    monkeypatch.setattr(
+        crash_campaign.ledger_audit, "rows", lambda path, **_: ["charge"] if path == state.ledger else []
+    )
     with pytest.raises(crash_campaign.BrokenGuaranteeError, match="the ledger opens"):
         crash_campaign.check_losses(state, random.Random(1))
