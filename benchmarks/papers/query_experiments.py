@@ -8,9 +8,9 @@ queries stop where the price that depends on votes would pass epsilon, which lea
 joint price, in which an argmax that the gate refuses is paid; ``answered_as_in_paper`` under the published ledger, in
 which it is free. ``answered_Z`` are those of public group Z, ``parity`` the largest gap of what was answered.
 
-With small teachers epsilon is published: noise is scaled so that all queries fit, and none stops early. Their number is
-that of ``fairpate run --method fairpate --set aggregator.release=label``, and both noises are in the ratio of the
-paper's; ``label_accuracy`` is that of what was answered. They are kept in query_experiments_small.json.
+With small teachers epsilon is published: noise is scaled so that all queries fit, and none stops early. They are the
+default ones of ``fairpate run`` for a larger pool, of which as many queries as the paper's are asked; both noises are
+in the ratio of the paper's. ``label_accuracy`` is that of what was answered. Written to query_experiments_small.json.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 import papers
 
 from aggregator.mechanism import NOT_CONFIDENT, ConfidentGnmax
+from aggregator.session import mechanism_within
 from fairpate.config import RayConfig, merge, read_yaml
 from fairpate.data import load_once
 from fairpate.fairness.gate import DemographicParityGate
@@ -51,10 +52,14 @@ THRESHOLDS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 """As shares of the teachers."""
 MARGINS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 MIN_COUNT = 50
-PUBLISHED = (1, 2, 6, 10)
-SMALL_THRESHOLDS = (0.5, 0.55, 0.6, 0.7)
+SMALL: dict[str, tuple[tuple[str, ...], tuple[float, ...]]] = {
+    "utkface": (("data.num_public=3000",), (1, 2, 3, 10)),
+    "color_mnist": (("data.num_public=1000", "data.options.sensitive=label"), (1, 2.87)),
+    "fairface": (("data.num_public=3000",), (1, 2, 3, 10)),
+}
+"""Of small teachers: settings of the data set, and published epsilons."""
+SMALL_THRESHOLDS = (0.3, 0.5, 0.55, 0.6, 0.7)
 SMALL_MARGINS = (0.01, 0.05, 0.5)
-"""Of small teachers: budgets, thresholds as shares of the teachers, and margins."""
 _ORDERS_A = np.array(DEFAULT_ORDERS)
 
 
@@ -106,26 +111,25 @@ def measure(data: str, seed: int, state: Path) -> list[tuple[str, dict[str, Any]
 
 def measure_small(data: str, seed: int, state: Path) -> list[tuple[str, dict[str, Any]]]:
     """Every threshold under every budget and margin, of small teachers at a published epsilon."""
-    file, num_public, delta, _ = DATA[data]
+    file, num_queries, delta, _ = DATA[data]
     of_paper = read_yaml(FOLDER / file)["aggregator"]["mechanism"]
-    said = [
-        *(f"data.name={data}", f"data.num_public={num_public}", f"data.seed={seed}", f"seed={seed}"),
-        *(f"target.delta={delta}", "noise=seeded", "ray.num_actors=0", "aggregator.release=label"),
-        *(f"aggregator.mechanism.{name}={of_paper[name]}" for name in ("threshold_stddev_votes", "noise_stddev_votes")),
-        "aggregator.mechanism.threshold=0",
-    ]
-    cells = []
-    for epsilon in PUBLISHED:
-        config: Any = resolved([*said, f"target.epsilon={epsilon}"], "fairpate")
-        dataset = load_once(config.data)
+    (settings, epsilons), cells = SMALL[data], []
+    for epsilon in epsilons:
+        said = (f"data.name={data}", *settings, f"data.seed={seed}", f"seed={seed}")
+        said += (f"target.epsilon={epsilon}", f"target.delta={delta}", "noise=seeded", "ray.num_actors=0")
+        config: Any = resolved(said, "fairpate").model_copy(update={"storage": str((state / "teachers").absolute())})
         votes = papers.shared_votes(Cell(data=data, config=config, digest=config_digest(config)), state / "votes")
         assert votes is not None
-        row_of = {record_id: row for row, record_id in enumerate(dataset.public.record_id)}
-        truth_Q = dataset.public.y.numpy()[[row_of[record_id] for record_id in votes.record_ids]]
-        # The noise does not depend on the threshold.
-        scaled = asdict(config.plan(dataset).mechanism)
+        votes = votes.take(range(num_queries))
+        scaled = mechanism_within(
+            ConfidentGnmax(**of_paper), target_epsilon=epsilon, target_delta=delta, num_queries=num_queries
+        )
+        public = load_once(config.data.model_copy(update={"embedding": None})).public
+        row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
+        truth_Q = public.y.numpy()[[row_of[record_id] for record_id in votes.record_ids]]
         for share in SMALL_THRESHOLDS:
-            given = scaled | {"threshold": share * config.teachers.num_teachers}
+            # The noise does not depend on the threshold.
+            given = asdict(scaled) | {"threshold": round(share * config.teachers.num_teachers)}
             stream = Stream(ConfidentGnmax(**given), votes, seed, delta)
             for margin in SMALL_MARGINS:
                 name = f"{data}/threshold={share:g},epsilon={epsilon:g},margin={margin:g}"
