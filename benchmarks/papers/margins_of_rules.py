@@ -28,7 +28,7 @@ from student.student import load_student
 
 NAME = "margins_of_rules"
 CONFIGS = Path(__file__).parents[2] / "configs"
-SWEEPS = {
+SWEEPS: dict[str, dict[tuple[str, str], tuple[float, ...]]] = {
     "published/small_teachers_pictures": {("utkface", "fairpate"): (1, 3)},
     "paper/table1_small_teachers": {("utkface_private", "pate"): (2,), ("utkface_accurate", "pate"): (10,)},
 }
