@@ -45,11 +45,11 @@ def main() -> None:
         epsilon, seed = cell.config.target.stated["epsilon"], cell.config.seed
         if cell.data != "color_mnist" or epsilon not in options.epsilons:
             continue
-        numbers = papers.run_one(cell, options.state / sweep.stem)
-        (root,) = (options.state / sweep.stem).glob(f"*{cell.digest}")
+        run = RunDirectory(root=options.state / sweep.stem / f"{cell.method}-{cell.data}-{cell.digest}")
+        numbers = papers.numbers_of(run) if run.record.exists() else papers.run_one(cell, run.root.parent)
         fixed = {field: numbers[field] for field in ("unit", "relation", "delta", "epsilon")}
         pictures = load_data(cell.config.data.model_copy(update={"embedding": None}))
-        chances_MC = torch.from_numpy(load_student(RunDirectory(root=root).student).probabilities(pictures.public.x))
+        chances_MC = torch.from_numpy(load_student(run.student).probabilities(pictures.public.x))
         for method in options.methods:
             name = f"color_mnist/{method}/epsilon={epsilon:g},epochs={options.epochs}"
             if seed in found.get(name, {}).get("seeds", ()):
