@@ -7,6 +7,7 @@ import logging
 import pickle
 import sqlite3
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,7 @@ def test_only_searches_that_divide_the_same_records_alike_have_parts_of_one_rule
         made = search(**{"epsilon": 20.0} | other)
         made.estimator.set_params(odometer="clinic")
         made.fit(X, y, persons=persons)
-        with sqlite3.connect(Odometer().path) as database:
+        with closing(sqlite3.connect(Odometer().path)) as database, database:
             found = {part.partition("/") for (part,) in database.execute("SELECT part FROM parts")}
         assert {part for *_, part in found} == {"private", "validation"}
         ((rule, _),) = {(rule, slash) for rule, slash, _ in found}

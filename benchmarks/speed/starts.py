@@ -83,7 +83,7 @@ def starts(checkout: Path, folder: Path, commands: Sequence[str]) -> dict[str, S
     marks = {"STARTS_MARK": uuid.uuid4().hex, "STARTS_MODULES": str(folder / "modules")}
     environment = os.environ | marks | {"PYTHONPATH": str(checkout), "FAIRPATE_STATE": str(folder / "state")}
     settings = [word for each in _SMALL for word in ("--set", each)]
-    _done(["run", *settings, "--out", "run"], folder, environment)
+    _done(["run", "--method", "fairpate", *settings, "--out", "run", "--yes"], folder, environment)
     _done(["new", "clinic"], folder, environment)
     queries = [each for each in commands if each.startswith("query")]
     alone = [each for each in commands if each != SERVE and each not in queries]

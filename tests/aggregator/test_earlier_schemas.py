@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+from contextlib import closing
 
 import pytest
 from serving import TERMS
@@ -22,7 +23,7 @@ def test_digests_do_not_confirm_a_guess_about_the_votes(path, tmp_path):
             fill(ledger)
         heads.append(ledger_audit.verify(ledger_path).head)
     assert heads[0] != heads[1]
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         entries = database.execute("SELECT kind, payload FROM entries ORDER BY number").fetchall()
         (terms,) = database.execute("SELECT terms FROM chain").fetchone()
     digest = hashlib.sha256(f"\nterms\n{terms}".encode()).hexdigest()
@@ -36,7 +37,7 @@ def test_digests_do_not_confirm_a_guess_about_the_votes(path, tmp_path):
 def test_a_ledger_of_another_schema_is_refused_and_stays_as_it_is(path, version, with_head):
     with Ledger(path, TERMS) as ledger:
         fill(ledger)
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE chain SET version = ?", (version,))
     database.close()
     if not with_head:
@@ -52,7 +53,7 @@ def test_a_ledger_of_another_schema_is_refused_and_stays_as_it_is(path, version,
 def test_a_damaged_key_is_named(path, key):
     with Ledger(path, TERMS) as ledger:
         fill(ledger)
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE chain SET key = ?", (key,))
     database.close()
     for read in (lambda: Ledger(path, TERMS), lambda: ledger_audit.verify(path)):

@@ -196,7 +196,7 @@ def test_an_older_copy_that_is_put_back_is_not_taken_up(http, place, tmp_path):
     older = tmp_path / "older"
     older.mkdir()
     if not is_database(place):
-        with sqlite3.connect(place) as source, sqlite3.connect(older / place.name) as copy:
+        with closing(sqlite3.connect(place)) as source, closing(sqlite3.connect(older / place.name)) as copy, copy:
             source.backup(copy)
         shutil.copy(head_path(place), older)
     assert http.post("/v1/queries", json=ids([6])).status_code == 200

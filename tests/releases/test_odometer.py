@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import ledger_terms
 import numpy as np
@@ -371,7 +372,7 @@ def test_the_limit_of_an_older_odometer_counts_on_the_safe_side(odometer, meter)
     for data, count in [("adult", 100), ("bank", 50)]:
         meter(data, data).charge([gaussians(count)], noise="os_entropy")
         odometer.set_limit(data, "record", epsilon=4.38, delta=1e-5)
-    with sqlite3.connect(odometer.path) as database:
+    with closing(sqlite3.connect(odometer.path)) as database, database:
         database.execute("DROP TABLE plans")
     database.close()
     meter("adult").charge([gaussians(100)], noise="os_entropy")  # repeated
@@ -476,7 +477,7 @@ def test_an_odometer_that_cannot_be_read_refuses_a_release(odometer, meter, dama
         shutil.rmtree(odometer.path.parent)
         odometer.path.parent.write_text("a file")
     else:
-        with sqlite3.connect(odometer.path) as database:
+        with closing(sqlite3.connect(odometer.path)) as database, database:
             database.execute("UPDATE releases SET events = replace(events, 'PoissonGaussians', 'Magic')")
         database.close()
     with pytest.raises(OdometerError, match=r"odometer\.sqlite: cannot be read.*FAIRPATE_STATE.*copy"):

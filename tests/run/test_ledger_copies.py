@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -246,7 +247,7 @@ def test_a_refused_command_leaves_the_run_and_its_journal_as_they_were(
 
 def test_an_export_of_a_ledger_that_was_edited_is_not_noted_as_one(fairpate, copied, tmp_path):
     folder, _ = copied
-    with sqlite3.connect(folder.ledger) as database:
+    with closing(sqlite3.connect(folder.ledger)) as database, database:
         database.execute("UPDATE entries SET payload = replace(payload, '1', '2') WHERE number = 1")
     database.close()
     for command in (("export", str(folder.root), str(tmp_path / "out.json")), ("show", str(folder.root))):
@@ -271,7 +272,7 @@ def test_an_empty_or_damaged_copy_is_refused(copied, tmp_path, terms):
     folder, _ = copied
     out = tmp_path / "copy.sqlite"
     back_up_run(folder.root, out)
-    with sqlite3.connect(out) as database:
+    with closing(sqlite3.connect(out)) as database, database:
         database.execute("UPDATE entries SET payload = replace(payload, '0', '1') WHERE number = 2")
     database.close()
     with pytest.raises(LedgerError, match="entry 2 was changed"):

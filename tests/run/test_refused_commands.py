@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from contextlib import closing
 
 import pytest
 from small_runs import copied, open_terms
@@ -34,7 +35,7 @@ def run(finished, tmp_path, monkeypatch):
         file.unlink()
     Ledger(tmp_path / "OTHER" / "private" / "ledger.sqlite", open_terms(run)).close()
     shutil.copytree(run.root, tmp_path / "DAMAGED")
-    with sqlite3.connect(tmp_path / "DAMAGED" / "private" / "ledger.sqlite") as database:
+    with closing(sqlite3.connect(tmp_path / "DAMAGED" / "private" / "ledger.sqlite")) as database, database:
         database.execute("UPDATE entries SET payload = replace(payload, '0', '1') WHERE number = 1")
     database.close()
     for name in ("RUN", "OTHER", "DAMAGED"):
