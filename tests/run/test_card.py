@@ -103,8 +103,10 @@ def test_the_card_of_a_trained_method_says_what_its_statement_says(trained: RunD
     assert card["use"] == {"intended": "teaching <b>", "out_of_scope": None, "contact": "me & you"}
     words = Words(page)
     gap = metrics["gaps"]["dp_one_vs_rest"]
+    # Of a gap that resampling moves upwards only, the upper end.
+    low = "up" if gap["low"] == gap["value"] else f"{gap['low']:.3f}"
     for text in (
-        f"{gap['low']:.3f} to {gap['high']:.3f}",
+        f"{low} to {gap['high']:.3f}",
         "teaching <b>",
         "me & you",
         "Not stated out of scope",
