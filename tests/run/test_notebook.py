@@ -63,7 +63,7 @@ def test_a_run_shows_its_guarantee_its_measures_and_where_its_files_are(finished
     assert "Its noise: seeded: not private. Nothing is bounded." in shown
     assert f"{100 * metrics['accuracy']:.1f}\u00a0% of {metrics['num_answered']} test records" in shown
     gap = metrics["gaps"]["dp_one_vs_rest"]
-    assert f"{gap['value']:.3f}, interval {gap['low']:.3f} to {gap['high']:.3f} (95\u00a0%)" in shown
+    assert f"{gap['value']:.3f}, with 95\u00a0% confidence {gap['low']:.3f} to {gap['high']:.3f}" in shown
     assert f"{100 * metrics['coverage']:.1f}\u00a0%" in shown
     assert f"fairpate card {run.root}" in shown
     assert str(run.statement) in shown

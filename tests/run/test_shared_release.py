@@ -172,7 +172,7 @@ def test_a_run_goes_on_from_the_release_of_another_without_a_look_at_private_rec
     assert (told.events, told.epsilon, told.earlier_releases) == (own.events, own.epsilon, own.earlier_releases)
     origin = read_release(first.released)[1]
     assert origin.id in told.remarks[0]
-    assert "spent once" in told.remarks[0]
+    assert "counts once for both" in told.remarks[0]
     assert not own.remarks
     run(tmp_path / "unseen", blind, gate, method=method)
     run(tmp_path / "first", digits, method=method)
