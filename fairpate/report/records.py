@@ -609,7 +609,8 @@ class RunStatement(MeasuredClaims):
         if is_measured and measured.metrics == "outside":
             points["metrics"] = {}
         if (choice := self.shown_choice) is not None:
-            points["choice_among"] = {"cost": choice.cost, "epsilon": epsilon_text(guarantee.epsilon)}
+            name = "choice_among" if choice.epsilon is not None else "choice_mixed"
+            points[name] = {"cost": choice.cost, "epsilon": epsilon_text(guarantee.epsilon)}
         elif not guarantee.tuning_accounted:
             points["choice"] = {}
         if not self.intended_use:
