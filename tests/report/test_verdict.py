@@ -277,6 +277,7 @@ def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_amon
     seeded = replace(said(FAIR, noise="seeded: not private", tuning_accounted=False), choice=choice)
     assert "of this comparison" not in " ".join(seeded.figures[0].details)
     mixed = Choice(num_releases=2, epsilon=None, delta=None)
+    assert "state no ε: its models protect different units" in replace(alone, choice=mixed).decision.words
     assert "no one ε can be stated: models of this comparison protect different units" in " ".join(
         replace(alone, choice=mixed).figures[0].details
     )
