@@ -27,20 +27,18 @@ class Choice:
 
     @property
     def cost(self) -> str:
-        """The cost as text, such as "ε = 3.00 (δ = 3·10⁻⁵)"."""
+        """The cost as text, such as "ε = 3.00 (δ = 3·10⁻⁵)"; empty if there is no one ε."""
         if self.epsilon is None or self.delta is None:
-            return "no one ε"
+            return ""
         return f"ε = {epsilon_text(self.epsilon)} (δ = {delta_text(self.delta)})"
 
     @property
     def words(self) -> str:
         """A sentence on the cost of a choice by results, as all pages and the terminal state it."""
-        if self.epsilon is None:
+        if not self.cost:
             return "For a choice by results no one ε can be stated: models of this comparison protect different units."
-        return (
-            "For a choice by results, or for all private models of this comparison together, state "
-            f"{self.cost} instead."
-        )
+        models = f"for all private models of this comparison together ({counted(self.num_releases, 'release')})"
+        return f"For a choice by results, or {models}, state {self.cost} instead."
 
     def named(self, epsilon: float) -> str:
         """A sentence on the cost ``epsilon`` of one model of the comparison, and on that of a choice."""

@@ -37,7 +37,7 @@ from fairpate.pages import (
 )
 from fairpate.report import figures, frontier
 from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
-from fairpate.report.records import WORDS, fair_words
+from fairpate.report.records import FAIR_IN_ANSWERS, WORDS, ends_words, fair_words
 from fairpate.types import FairRule, NotionName
 
 _LEAST_SEEDS = 3
@@ -247,9 +247,8 @@ def judged_words(point: Point, rule: FairRule) -> str:
     among = f" where it is measured, but not known for {missing}," if missing else ""
     low, high, _ = point.ends_S3.get(rule.notion, np.full((1, 3), math.nan))[0].tolist()
     gap = figures.with_spread(point.seen_by(rule.notion))[0]
-    # A small gap among answers says nothing about those who get none.
     if word == "fair" and point.value("refused") > 0:
-        word = "fair in its answers"
+        word = FAIR_IN_ANSWERS
     verdict, limit = f"It is {word}{among} by its {measure} of {gap}", f"{rule.limit:g}"
     if num_seeds > 1:
         numbers = [f"{word} with {num_by_verdict[word]}" for word in _VERDICTS if num_by_verdict[word]]
@@ -257,8 +256,7 @@ def judged_words(point: Point, rule: FairRule) -> str:
         return f"{verdict}{by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
     if math.isnan(low):
         return f"{verdict}: it has no 95\u00a0% interval."
-    ends = f"up to {decimal(high)}" if low == value else f"{decimal(low)} to {decimal(high)}"
-    interval = f"its 95\u00a0% interval, {ends},"
+    interval = f"its 95\u00a0% interval, {ends_words(value, low, high)},"
     if word == "perhaps fair":
         # Below the limit, an interval of few records does not suffice.
         why = f"goes beyond {limit}" if high > rule.limit else "is of too few records to decide"

@@ -38,6 +38,8 @@ Mood = Literal["good", "doubtful", "bad", "none"]
 Rows = list[tuple[str, str]]
 
 WORDS = read_yaml(Path(__file__).with_name("words.yaml"))
+FAIR_IN_ANSWERS = "fair in its answers"
+"""The best verdict on a model that refuses some: a small gap among answers says nothing about those who get none."""
 STRENGTHS: Mapping[str, tuple[str, Mood]] = {name: tuple(words) for name, words in WORDS["strengths"].items()}
 
 
@@ -317,6 +319,13 @@ class MeasuredClaims:
         return tuple(each.name for each in measured.groups if each.name in {*measured.not_measured, *left_out})
 
     @property
+    def answers_nothing(self) -> bool:
+        """True if the model answers no record: of those it was measured on, or for want of a bound on its errors."""
+        if self.answers is not None and len(self.answers.unmet) == len(self.answers.group_names):
+            return True
+        return self.measured.is_measured and not self.measured.num_answered
+
+    @property
     def refuses(self) -> bool:
         """True if the measurements are of the answers of a model that refuses some records."""
         return self.measured.coverage < 1 and not self.before_refusals
@@ -359,9 +368,8 @@ class MeasuredClaims:
             return f"fairness undefined ({named})" if measured.judged.left_out else f"fairness {named}"
         # "Fair among some" becomes the names of these groups.
         word: str = "fair" if verdict == "fair among some" else verdict
-        # A small gap among answers says nothing about those who get none.
         if word == "fair" and self.refuses:
-            word = "fair in its answers"
+            word = FAIR_IN_ANSWERS
         # Of a model that says nothing about fairness no group is known.
         if not unknown or not known or verdict == "degenerate":
             return word
@@ -449,7 +457,7 @@ class MeasuredClaims:
                 perfect,
                 unknown,
                 left_out,
-                f"The smallest group that it compares has {pages.count(gap.min_cell_size)} records{empty}."
+                f"Each share that it compares is of {pages.count(gap.min_cell_size)} records or more{empty}."
                 if gap.min_cell_size is not None
                 else f"It compares shares of records{empty}; how many are in the smallest is not shown.",
             ]
@@ -583,24 +591,32 @@ class RunStatement(MeasuredClaims):
         is_measured, gap, limit = measured.is_measured, measured.judged, measured.fair_at.limit
         unknown = self.unknown_groups if is_measured else ()
         private, fair, uneven = guarantee.strength[0], self.fairness if is_measured else "", self.uneven_coverage
+        is_void = private == STRENGTHS["void"][0]
         points: dict[str, dict[str, str]] = {}
         if not guarantee.protects:
             points["not_private"] = {}
-        elif private == STRENGTHS["void"][0]:
+        elif is_void:
             points["void"] = {"unit": guarantee.unit}
         if self.audited is False:
             points["refuted"] = {}
-        if fair == "degenerate":
+        if self.answers_nothing:
+            points["answers_nothing"] = {}
+        elif fair == "degenerate":
             points["degenerate"] = {"says": "; it ".join(measured.degenerate)}
+        elif is_measured and self.before_refusals:  # a gap of all predictions neither forbids nor allows
+            points["gap_of_answers"] = {}
         elif fair == "not fair":
             points["not_fair"] = {"gap": decimal(gap.value), "limit": f"{limit:g}"}
-        if guarantee.protects and private == STRENGTHS["weak"][0]:
-            guess = pages.most_often_right(guarantee.epsilon, guarantee.delta)
-            points["delta" if guarantee.delta_caution else "weak"] = {"guess": guess, "unit": guarantee.unit}
-        if not is_measured:
-            points["not_measured"] = {}
         elif fair == "perhaps fair":
             points["perhaps_fair"] = {"high": decimal(gap.high), "limit": f"{limit:g}"}
+        elif fair == "unknown" and not unknown:
+            points["unknown"] = {}
+        if guarantee.protects and not is_void and guarantee.delta_caution:
+            points["delta"] = {"unit": guarantee.unit}
+        elif guarantee.protects and private == STRENGTHS["weak"][0]:
+            points["weak"] = {"guess": pages.most_often_right(guarantee.epsilon, guarantee.delta)}
+        if not is_measured:
+            points["not_measured"] = {}
         if unknown:
             points["unknown_groups"] = {"groups": listed(unknown)}
         if uneven is not None:
@@ -609,8 +625,8 @@ class RunStatement(MeasuredClaims):
         if is_measured and measured.metrics == "outside":
             points["metrics"] = {}
         if (choice := self.shown_choice) is not None:
-            name = "choice_among" if choice.epsilon is not None else "choice_mixed"
-            points[name] = {"cost": choice.cost, "epsilon": epsilon_text(guarantee.epsilon)}
+            values = {"cost": choice.cost, "epsilon": epsilon_text(guarantee.epsilon)}
+            points["choice_among" if choice.cost else "choice_mixed"] = values
         elif not guarantee.tuning_accounted:
             points["choice"] = {}
         if not self.intended_use:
@@ -654,7 +670,7 @@ class RunStatement(MeasuredClaims):
         if self.before_refusals:
             answers, right = self.answers, ""
             if answers is not None:
-                if len(answers.unmet) == len(answers.group_names):
+                if self.answers_nothing:
                     return f"{begin}, but it answers nothing: a bound on its errors is guaranteed for no group."
                 right = f" {answers.right_words}." if answers.right_words else ""
             before = self.right_words
@@ -831,13 +847,13 @@ def interval_words(gap: GapResult) -> str:
     """Return words for the confidence interval of a fairness gap, with its confidence level."""
     if math.isnan(gap.low):
         return "interval undefined"
-    return f"with {percent(gap.level, digits=0)} confidence {ends_words(gap)}"
+    return f"with {percent(gap.level, digits=0)} confidence {ends_words(gap.value, gap.low, gap.high)}"
 
 
-def ends_words(gap: GapResult) -> str:
-    """Return words for the ends of a gap's confidence interval; the upper one alone where the lower one is the estimate
-    itself: resampling moves a largest gap upwards, most of all where a gate holds it at its margin."""
-    return f"up to {decimal(gap.high)}" if gap.low == gap.value else interval(gap)
+def ends_words(value: float, low: float, high: float) -> str:
+    """Return words for the ends of the confidence interval of a gap; the upper one alone where the lower one is the
+    estimate, ``value``: resampling moves a largest gap upwards, most of all where a gate holds it at its margin."""
+    return f"up to {decimal(high)}" if low == value else f"{decimal(low)} to {decimal(high)}"
 
 
 def majority_words(measured: Evaluation) -> str:

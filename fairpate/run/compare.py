@@ -807,10 +807,11 @@ def claims_in_words(
     # The coverage of a group that is too small is NaN, and such a group is passed over.
     refused = max(chosen.groups, key=lambda each: 1 - each.coverage if each.coverage < 1 else 0.0)
     confidence, limit = percent(less.level, digits=0), f"{chosen.fair_at.limit:g}"
+    ends = ends_words(less.value, less.low, less.high)
     model = (
         f"The model to publish is {method}, {why}, with a reject option: {guarantee.strength[0]} at ε = "
         f"{guarantee.words['epsilon']} (δ = {delta_text(guarantee.delta)}) for {guarantee.words['protected']}, and "
-        f"{rejecting.fairness_words}, with a gap of {decimal(less.value)} ({ends_words(less)} with {confidence} "
+        f"{rejecting.fairness_words}, with a gap of {decimal(less.value)} ({ends} with {confidence} "
         f"confidence; at most {limit} is called fair). {percent(chosen.accuracy)} of its answers are right; without "
         f"privacy {percent(without.measured.accuracy)} (public, as these people are invented). A human decides "
         f"{percent(1 - chosen.coverage)} of the records, and {percent(1 - refused.coverage)} of those of "

@@ -261,7 +261,7 @@ def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_amon
     choice = Choice(num_releases=3, epsilon=3.0, delta=3e-5)
     words = (
         "ε is 1.00 for a model named before any result is seen. For a choice by results, or for all private models of "
-        "this comparison together, state ε = 3.00 (δ = 3·10⁻⁵) instead."
+        "this comparison together (3 releases), state ε = 3.00 (δ = 3·10⁻⁵) instead."
     )
     alone = said(FAIR, tuning_accounted=False)
     found = replace(alone, choice=choice)
@@ -294,6 +294,7 @@ def test_whether_it_may_be_published_follows_from_the_facts() -> None:
     assert settled.decision.words == "Yes: nothing that this page knows of is open."
     owner, operator, users = "Owner of the test records", "Operator", "Those responsible for its use"
     guarantee = settled.guarantee
+    undefined = with_interval(FAIR, math.nan, math.nan)
     for who, changes, words in (
         (owner, {"measured": FAIR}, "(1) decide whether accuracy and gap are published"),
         (
@@ -313,6 +314,10 @@ def test_whether_it_may_be_published_follows_from_the_facts() -> None:
         ("Advised", {"audited": None}, "run fairpate audit, which measures"),
         ("", {"guarantee": replace(guarantee, noise="seeded: not private")}, "No: it is not private."),
         ("", {"guarantee": replace(guarantee, epsilon=20.0)}, "No: its ε and δ bound hardly any guess about one"),
+        (operator, {"guarantee": replace(guarantee, delta=1e-3)}, "(1) train it again with"),
+        (operator, {"measured": replace(UNFAIR, metrics="private"), "has_reject_option": True}, "(1) find out the gap"),
+        (operator, {"measured": replace(undefined, metrics="private")}, "(1) find out whether it is fair"),
+        ("", {"measured": replace(measured(refused=2000), metrics="public")}, "No: it answers nothing."),
         ("", {"audited": False}, "No: an audit found that it reveals more than ε allows."),
         ("", {"measured": replace(UNFAIR, metrics="private")}, "No: its gap of 0.300 is above 0.1, the limit for"),
         ("", {"measured": replace(useless(), metrics="private")}, "No: it predicts 'no' for every record."),
