@@ -15,7 +15,7 @@ from pathlib import Path
 import cluster_faults
 import httpx
 import pytest
-from local_cluster import Cluster
+from local_cluster import Cluster, Node
 
 from fairpate.cli import main
 
@@ -86,13 +86,20 @@ def test_a_driver_and_nodes_that_die_and_a_node_that_joins_change_nothing(
     before = run.blocks
     run.lines.clear()
     run.start()
-    run.wait_for(lambda run: len(run.blocks) > len(before))
+    training = list[Node]()
+
+    def trains(run: cluster_faults.Run) -> bool:  # the other worker may only be starting, and would lose no block
+        training[:] = [node for node in cluster.workers if node.processes("ray::Worker.run")]
+        return len(run.blocks) > len(before) and bool(training)
+
+    run.wait_for(trains)
     assert len(before) < len(run.blocks) < 12, "it is over before a node dies"
+    dying, other = sorted(cluster.workers, key=training.__contains__, reverse=True)
     with metrics_seen(cluster) as seen:
-        cluster.workers[0].kill()
+        dying.kill()
         cluster.repair()
         run.wait_for(cluster_faults.in_voting)
-        cluster.workers[1].kill()
+        other.kill()
         assert run.wait() == 0, run.lines
     assert run.result() == truth
     assert {f"ray_fairpate_{name}_total" for name in ("teachers_trained", "blocks_trained", "votes_collected")} <= seen
