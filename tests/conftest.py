@@ -393,15 +393,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported and collected stays until the end.
-
-    UsageError if groups are lost, which nothing else would show: each worker would start a Ray of its own.
-    """
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end."""
     gc.freeze()
-    marked = [item for item in session.items if item.get_closest_marker("xdist_group")]
-    if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in marked):
-        raise pytest.UsageError("pytest-xdist does not see groups of tests; install what constraints.txt names.")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test fails whose group is lost, which nothing else would show: each worker would start a Ray of its own."""
+    if getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group"):
+        assert "@" in item.nodeid, "pytest-xdist sees no groups of tests; install what constraints.txt names"
 
 
 @pytest.hookimpl(optionalhook=True)
