@@ -66,6 +66,8 @@ CAMPAIGNS = (
     ("residual_votes", "no noise on one coordinate"),
     ("residual_votes", "no noise in one round"),
     ("residual_votes", "two thirds in the sums"),
+    ("residual_votes", "no noise in the rounds"),
+    ("ada_ssp", "exact moments off the diagonal"),
     ("ada_ssp", "one eigenvalue's noise"),
     ("ada_ssp", "no noise on the eigenvalue"),
     ("record_votes", "even noise"),
@@ -75,6 +77,7 @@ CAMPAIGNS = (
     ("pate", "no noise in the labels"),
     ("dp_sgd", "Laplace steps"),
     ("dp_fermi", "matrices' noise drawn once"),
+    ("dp_fermi", "matrices' noise used twice"),
     ("dp_fermi", "no noise on matrices"),
     ("raco_dp", "one cell exact"),
     ("raco_dp", "no noise on histograms"),
@@ -651,7 +654,7 @@ def of_small_teachers(runs: Any, method: str, **more: Any) -> Any:  # noqa: F811
         pytest.param("pate_s_in", RECORD, marks=pytest.mark.campaign),
         pytest.param("pate", LABELS, marks=pytest.mark.slow),
         pytest.param("teacher_votes", RECORD, marks=pytest.mark.campaign),
-        pytest.param("teacher_votes", PERSON, marks=pytest.mark.slow),
+        pytest.param("teacher_votes", PERSON, marks=pytest.mark.campaign),
     ],
 )
 def test_both_releases_of_small_teachers_are_attacked(runs: Any, method: str, more: dict[str, Any]) -> None:  # noqa: F811
