@@ -42,7 +42,7 @@ from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
 from aggregator.store import Address, Head, Header, LedgerError, Row, canonical
 from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.mechanism_events import event_from, event_json
-from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
+from fairpate.types import GateRule, IntArray, QueryBudget, Relation, Unit, tell
 
 if TYPE_CHECKING:
     from aggregator.postgres import DatabaseAnchor, PostgresReader, PostgresStore
@@ -79,7 +79,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnLimit:
+class CallerLimit:
     """The part of the shared privacy budget that one caller may spend. A field that is None sets no such limit.
 
     ``epsilon`` limits the data-independent cost of the caller's queries, at the budget's delta. ``max_queries`` limits
@@ -99,7 +99,7 @@ class OwnLimit:
                 raise ValueError(f"Expected 0 < {name} < inf, got {value}.")
 
 
-NO_LIMIT = OwnLimit()
+NO_LIMIT = CallerLimit()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class LedgerTerms:
 
     mechanism: Mechanism
     gate: GateRule
-    budget: Budget
+    budget: QueryBudget
     num_teachers: int
     num_classes: int
     num_groups: int
@@ -190,7 +190,7 @@ class LedgerTerms:
         typed = {
             "mechanism": mechanism_named(**values["mechanism"]),
             "gate": GateRule(**values["gate"]),
-            "budget": Budget(**values["budget"]),
+            "budget": QueryBudget(**values["budget"]),
             "beside": tuple(event_from(event) for event in values["beside"]),
         }
         return cls(**{**values, **typed})
@@ -223,7 +223,7 @@ class LedgerState:
         self.outcomes: list[Outcome | None] = []
         self.outcome_of: dict[str, Outcome] = {}
         self.asked: list[Asked] = []
-        self.limits: dict[str, OwnLimit] = {}
+        self.limits: dict[str, CallerLimit] = {}
         self.charged_to: Counter[str] = Counter()
         self.offsets: Offsets | None = None
         self.num_before_offsets = 0
@@ -267,7 +267,7 @@ class LedgerState:
             # Last: other threads count reservations by their keys, and may see complete ones only.
             self.keys += keys
         elif kind == "limit":
-            self.limits[payload["caller"]] = OwnLimit(**payload["limit"])
+            self.limits[payload["caller"]] = CallerLimit(**payload["limit"])
         elif kind == "offsets":
             self.offsets = Offsets(votes=tuple(payload["votes"]), released=payload["released"])
             self.num_before_offsets = len(self.keys)
@@ -537,7 +537,7 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         if self._anchor is not None:
             self._anchor.look()
 
-    def limit(self, caller: str, limit: OwnLimit) -> None:
+    def limit(self, caller: str, limit: CallerLimit) -> None:
         """Store durably how much ``caller`` may spend in total; what was charged to the caller before counts too."""
         self._append("limit", {"at": round(time.time(), 3), "caller": caller, "limit": asdict(limit)})
 

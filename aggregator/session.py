@@ -45,14 +45,14 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger import NO_LIMIT, NOBODY, Asker, Ledger, LedgerTerms, Offsets, OwnLimit
+from aggregator.ledger import NO_LIMIT, NOBODY, Asker, CallerLimit, Ledger, LedgerTerms, Offsets
 from aggregator.mechanism import Mechanism, Outcome, outcome
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, RenyiFilter, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.types import Budget, BudgetKind, FloatArray, IntArray, LabelledSet, strict
+from fairpate.types import BudgetKind, FloatArray, IntArray, LabelledSet, QueryBudget, strict
 
 Features = npt.NDArray[np.generic]
 _ORDERS_A = np.array(DEFAULT_ORDERS)
@@ -182,13 +182,13 @@ Admit = Callable[[Sequence["Query"]], Sequence["Query"]]
 
 # Cached: the Renyi curve behind a limit on epsilon is too slow to compute for every query.
 @lru_cache(maxsize=4096)
-def most_queries(terms: LedgerTerms, limit: OwnLimit) -> int:
+def most_queries(terms: LedgerTerms, limit: CallerLimit) -> int:
     """Return the largest number of queries that may be charged in total to a caller whose own ``limit`` is a number of
     queries, an epsilon, or both."""
     most = UNLIMITED if limit.max_queries is None else limit.max_queries
     if limit.epsilon is None:
         return most
-    budget = Budget(kind="data_independent", delta=terms.budget.delta, epsilon=limit.epsilon)
+    budget = QueryBudget(kind="data_independent", delta=terms.budget.delta, epsilon=limit.epsilon)
     # No caller asked for what was released beside the queries.
     return queries_that_fit(replace(terms, budget=budget, beside=()), most)
 
@@ -452,7 +452,7 @@ class AggregatorSession:
         """Return how many of ``wanted`` new queries the budget has room for, as far as this is known without votes."""
         return max(0, min(wanted, self._most_queries - len(self.ledger.keys)))
 
-    def limit(self, caller: str, limit: OwnLimit) -> None:
+    def limit(self, caller: str, limit: CallerLimit) -> None:
         """Store in the ledger how much ``caller`` may spend from now on. LedgerError if the ledger cannot be
         written."""
         with self._lock:

@@ -5,7 +5,7 @@ import gc
 import os
 import sys
 
-# 128 + SIGINT, as :mod:`fairpate.cli.base` has it, which may not be loaded yet.
+# 128 + SIGINT, as :mod:`fairpate.cli.commands` has it, which may not be loaded yet.
 _INTERRUPTED = 130
 
 

@@ -720,14 +720,14 @@ class BudgetConfig(Section):
     @property
     def kind(self) -> types.BudgetKind:
         """What this budget limits: ``query_count``, ``data_independent`` or ``data_dependent``
-        (:class:`fairpate.types.Budget`)."""
+        (:class:`fairpate.types.QueryBudget`)."""
         if self.max_queries is not None:
             return "query_count"
         return "data_dependent" if self.accept_leak else "data_independent"
 
-    def at(self, target_delta: float) -> types.Budget:
-        """Return this budget as :class:`fairpate.types.Budget`, whose epsilon is stated at ``target_delta``."""
-        return types.Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
+    def at(self, target_delta: float) -> types.QueryBudget:
+        """Return this budget as :class:`fairpate.types.QueryBudget`, whose epsilon is stated at ``target_delta``."""
+        return types.QueryBudget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
 class GateConfig(Section):

@@ -209,7 +209,7 @@ class MechanismParameters:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class QueryBudget:
     """The limit on all queries in a ledger (the record of queries and their costs); fixed when the ledger is created.
 
     A budget of the kind ``data_independent`` ends before the data-independent cost of the submitted queries exceeds

@@ -2,7 +2,7 @@
 
 * :func:`start_ray` uses the Ray that is running, joins the cluster at RAY_ADDRESS, or starts Ray on this machine for as
   long as it is needed. A Ray that it starts is private to this process. If Ray ends this process because its head or
-  node died, the user is told so (:mod:`teachers.cluster`).
+  node died, the user is told so (:mod:`teachers.ray_cluster`).
 * :class:`RayPool` is a bounded pool of actors that train or vote, one block of teachers at a time. An item is sent only
   to the worker that computes it. A lost worker is replaced on any node with free resources, and its items are computed
   again, with the same results because the function is pure. Ray's own retries are not enough: tasks of a lost actor
@@ -43,8 +43,8 @@ from fairpate.lazy import torch
 from fairpate.types import PACKAGES, IntArray
 from teachers import ensemble as ensembles
 from teachers import work
-from teachers.cluster import cluster_address, head_watched, last_words, read_authentication_again, require_head
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, count_block
+from teachers.ray_cluster import cluster_address, head_watched, last_words, read_authentication_again, require_head
 
 # The second item travels while the first is computed.
 _ITEMS_PER_ACTOR = 2

@@ -2,7 +2,7 @@
 
 from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import ConfidentGnmax
-from fairpate.types import Budget, GateRule
+from fairpate.types import GateRule, QueryBudget
 
 MECHANISM = ConfidentGnmax(threshold=30, threshold_stddev_votes=10, noise_stddev_votes=6)
 TERMS = LedgerTerms(
@@ -13,5 +13,5 @@ TERMS = LedgerTerms(
     num_groups=2,
     noise="seeded: not private",
     ensemble="teachers",
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=1000),
+    budget=QueryBudget(kind="query_count", delta=1e-5, max_queries=1000),
 )

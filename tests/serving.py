@@ -10,12 +10,12 @@ import numpy as np
 
 from aggregator.ledger import Ledger
 from aggregator.mechanism import ConfidentGnmax
+from aggregator.service.actor import Backend, ServiceSettings
 from aggregator.service.auth import read_tokens
-from aggregator.service.server import Backend, ServiceSettings
 from aggregator.session import AggregatorSession, PublicPool
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.types import Budget
+from fairpate.types import QueryBudget
 
 NUM_TEACHERS = 60
 ANALYST, OPERATOR = "analyst-token-of-the-tests", "operator-token-of-the-tests"
@@ -23,7 +23,7 @@ TERMS = replace(
     ledger_terms.TERMS,
     mechanism=ConfidentGnmax(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
     ensemble="table",
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=10_000),
+    budget=QueryBudget(kind="query_count", delta=1e-5, max_queries=10_000),
 )
 POOL = PublicPool(
     features=np.random.default_rng(1).standard_normal((300, 2, 3)).astype(np.float32),

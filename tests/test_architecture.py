@@ -93,11 +93,11 @@ def test_the_mathematics_needs_neither_torch_nor_ray(package):
 def test_ray_is_imported_by_the_shell_only():
     shells = {name for name, module in MODULES.items() if any(is_within(top, "ray") for _, top, _ in module.imports)}
     assert shells <= {
-        "aggregator.service.server",
+        "aggregator.service.actor",
         "fairpate.run.compare",
         "fairpate.run.serve",
         "student.server",
-        "teachers.cluster",
+        "teachers.ray_cluster",
         "teachers.ray_pool",
         "teachers.work",
     }

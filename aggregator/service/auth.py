@@ -28,7 +28,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from aggregator.ledger import NO_LIMIT, OwnLimit
+from aggregator.ledger import NO_LIMIT, CallerLimit
 from aggregator.store import folder_held
 from fairpate.config import expected
 from fairpate.files import file_version, write_atomically
@@ -208,7 +208,7 @@ class TokenStore(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
     format: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
     tokens: tuple[StoredToken, ...]
-    limits: dict[Name, OwnLimit]
+    limits: dict[Name, CallerLimit]
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -237,10 +237,10 @@ def added(
     name: str,
     *,
     role: Role,
-    limit: OwnLimit,
+    limit: CallerLimit,
     expires_s: float | None,
     now_s: float,
-    before: OwnLimit = NO_LIMIT,
+    before: CallerLimit = NO_LIMIT,
 ) -> tuple[TokenStore, str]:
     """Return ``store`` with a new token for the new owner ``name``, and this token. TokenError for a name that is taken
     or invalid.
@@ -282,7 +282,7 @@ def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
     return token if expires_s is None or not token.is_good(expires_s) else replace(token, expires_s=expires_s)
 
 
-def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
+def limited(store: TokenStore, name: str, limit: CallerLimit) -> TokenStore:
     """Return ``store`` with ``limit`` for the owner ``name``. TokenError for an owner without a token."""
     store.of(name)
     return store.model_copy(update={"limits": {**store.limits, name: limit}})

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from aggregator import ledger_audit
 from aggregator import session as sessions
-from aggregator.ledger import NO_LIMIT, Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
+from aggregator.ledger import NO_LIMIT, Asker, CallerLimit, Ledger, LedgerTerms, require_entry, verified_slices
 from aggregator.session import AggregatorSession, BudgetStatus, Query, Question, QuotaExceededError, Reply
 from aggregator.store import DeposedError, LedgerError, UnreachableError
 from fairpate.http_server import NotAdmittedError, Reason
@@ -480,7 +480,7 @@ class Batcher:
     quotas: sessions.Quotas
     answer_step_s: float
     public_labels: PublicLabels = no_public_labels
-    own_limits: Callable[[], Mapping[str, OwnLimit]] = dict
+    own_limits: Callable[[], Mapping[str, CallerLimit]] = dict
     on_group: Callable[[], None] = lambda: None
     _line: list[_WaitingRequest] = field(default_factory=list, init=False)
     _server: asyncio.Task[None] | None = field(default=None, init=False)

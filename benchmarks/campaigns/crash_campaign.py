@@ -49,13 +49,13 @@ from aggregator import ledger_audit, postgres
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.ledger import Charge, Ledger, LedgerTerms, back_end
 from aggregator.mechanism import ConfidentGnmax
+from aggregator.service.actor import Backend, ServiceSettings
 from aggregator.service.api import Reply
-from aggregator.service.server import Backend, ServiceSettings
 from aggregator.session import AggregatorSession, PublicPool, Question
 from aggregator.store import Address, FileAnchor, Head, Header, LedgerError, Row, ledger_files, rows_after
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.types import Budget, GateRule, IntArray
+from fairpate.types import GateRule, IntArray, QueryBudget
 
 NUM_TEACHERS, NUM_CLASSES, POOL_SIZE, NUM_CLIENTS = 60, 3, 20_000, 4
 RESTART_LIMIT_S = 60.0
@@ -64,7 +64,7 @@ POINTS = ("before the reservation", "after the reservation", "between draw and c
 TERMS = LedgerTerms(
     mechanism=ConfidentGnmax(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
     gate=GateRule(max_disparity=0.1, min_count=5),
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=10**7),
+    budget=QueryBudget(kind="query_count", delta=1e-5, max_queries=10**7),
     num_teachers=NUM_TEACHERS,
     num_classes=NUM_CLASSES,
     num_groups=2,
@@ -74,7 +74,7 @@ TERMS = LedgerTerms(
 _PROCESSES = multiprocessing.get_context("forkserver")
 # Read once, and not by every service that is killed.
 _PROCESSES.set_forkserver_preload(
-    ["aggregator.service.server", "aggregator.ledger_audit", "aggregator.client", "aggregator.postgres"]
+    ["aggregator.service.actor", "aggregator.ledger_audit", "aggregator.client", "aggregator.postgres"]
 )
 
 

@@ -31,7 +31,7 @@ import papers
 import torch
 
 from aggregator.client import AggregatorClient
-from aggregator.service.server import ServiceSettings
+from aggregator.service.actor import ServiceSettings
 from aggregator.service.writer import no_public_labels
 from fairpate.data import Dataset
 from fairpate.fairness.rates import dp_one_vs_rest

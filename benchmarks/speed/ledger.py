@@ -26,13 +26,13 @@ from aggregator.mechanism import ConfidentGnmax
 from aggregator.session import AggregatorSession, Query
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.types import Budget, GateRule, IntArray
+from fairpate.types import GateRule, IntArray, QueryBudget
 
 NUM_TEACHERS, NUM_CLASSES, NUM_GROUPS = 200, 10, 2
 TERMS = LedgerTerms(
     mechanism=ConfidentGnmax(threshold=120, threshold_stddev_votes=110, noise_stddev_votes=20),
     gate=GateRule(max_disparity=0.01, min_count=50),
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=10**9),
+    budget=QueryBudget(kind="query_count", delta=1e-5, max_queries=10**9),
     num_teachers=NUM_TEACHERS,
     num_classes=NUM_CLASSES,
     num_groups=NUM_GROUPS,

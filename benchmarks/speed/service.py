@@ -46,8 +46,8 @@ from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
 
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
+from aggregator.service.actor import Backend, ServiceSettings
 from aggregator.service.auth import read_tokens
-from aggregator.service.server import Backend, ServiceSettings
 from aggregator.session import AggregatorSession, PublicPool, Question
 from aggregator.store import Address
 from fairpate.http_server import HttpServer

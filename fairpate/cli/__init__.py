@@ -3,7 +3,7 @@
 from functools import partial
 
 from fairpate.cli import cluster, runs, services, sites
-from fairpate.cli.base import Commands, exit_with_code, options
+from fairpate.cli.commands import Commands, exit_with_code, options
 
 _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and verify", "Serve and keep accounts"
 

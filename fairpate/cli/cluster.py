@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fairpate.cli import base
+from fairpate.cli import commands
 from fairpate.pages import counted
 from fairpate.terminal import Output, is_for_program, listing, say
 from fairpate.types import UsageError
 
-cluster_app = base.Commands("Set up a Ray cluster and run jobs on it, as docs/cluster.md describes.")
+cluster_app = commands.Commands("Set up a Ray cluster and run jobs on it, as docs/cluster.md describes.")
 
 
 @cluster_app.command("certificates")
@@ -39,7 +39,7 @@ def certificates(
         words = f"Made the authority {made.certificate}, valid until {made.ends:%Y-%m-%d}. Keep the folder private."
         return Output(facts={"certificate": made.certificate, "ends": made.ends.isoformat()}, words=words)
     if addresses is None:
-        from teachers.cluster import own_address
+        from teachers.ray_cluster import own_address
 
         addresses = [own_address()]
     made = make_node_certificate(folder, node, addresses, days=days)

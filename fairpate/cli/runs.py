@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.text import Text
 from typer.core import TyperCommand, TyperOption
 
-from fairpate.cli import base
+from fairpate.cli import commands
 from fairpate.config import ConfigError, Override, fair_rule, read_yaml
 from fairpate.files import check_output
 from fairpate.terminal import Output, Reporter, facts, waiting
@@ -36,7 +36,7 @@ def demo(out: Path = Path("runs/demo")) -> Output:
     from fairpate.run.compare import demo as shown
 
     check_output(out, "--out")
-    return shown(base.EXAMPLES / "demo.yaml", out)
+    return shown(commands.EXAMPLES / "demo.yaml", out)
 
 
 class RunCommand(TyperCommand):
@@ -53,22 +53,22 @@ class RunCommand(TyperCommand):
 
 def run(
     config: Annotated[Path | None, typer.Argument(metavar="CONFIG")] = None,
-    method: Annotated[str | None, base.Sets("method")] = None,
-    data: Annotated[str | None, base.Sets("data.name", "data.declaration")] = None,
-    options_of_data: Annotated[base.OptionValues, base.Sets("data.options")] = None,
-    epsilon: base.Epsilon = None,
-    delta: base.Delta = None,
-    seed: Annotated[int | None, base.Sets("seed")] = None,
-    fair_at: base.FairAt = None,
-    max_error: Annotated[float | None, base.Sets("student.reject.max_error")] = None,
-    overrides: base.Overrides = None,
-    weights: Annotated[str | None, base.Sets("backbone.weights")] = None,
-    out: base.Out = None,
-    data_dir: base.DataDir = None,
+    method: Annotated[str | None, commands.Sets("method")] = None,
+    data: Annotated[str | None, commands.Sets("data.name", "data.declaration")] = None,
+    options_of_data: Annotated[commands.OptionValues, commands.Sets("data.options")] = None,
+    epsilon: commands.Epsilon = None,
+    delta: commands.Delta = None,
+    seed: Annotated[int | None, commands.Sets("seed")] = None,
+    fair_at: commands.FairAt = None,
+    max_error: Annotated[float | None, commands.Sets("student.reject.max_error")] = None,
+    overrides: commands.Overrides = None,
+    weights: Annotated[str | None, commands.Sets("backbone.weights")] = None,
+    out: commands.Out = None,
+    data_dir: commands.DataDir = None,
     release_of: Path | None = None,
     dry_run: bool = False,
-    keep: Annotated[str | None, typer.Option(metavar="SHARE"), base.Sets("aggregator.keep")] = None,
-    yes: base.Yes = False,
+    keep: Annotated[str | None, typer.Option(metavar="SHARE"), commands.Sets("aggregator.keep")] = None,
+    yes: commands.Yes = False,
 ) -> Output:
     """Train one method, and publish its model with its privacy guarantee, its metrics and a report.
 
@@ -100,7 +100,7 @@ def run(
         raise ConfigError(
             f"CONFIG: {config} is a declaration of records, not a configuration; give the file with --data {config}."
         )
-    given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
+    given = commands.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     given |= {"evaluation.fair_at": fair_at, "out": out, "data.data_dir": data_dir, "backbone.weights": weights}
     given |= {"student.reject.max_error": max_error}
     if keep is not None:
@@ -211,11 +211,11 @@ def compare(
     width_mm: Annotated[float | None, typer.Option(min=25, max=1000)] = None,
     font_size: Annotated[float | None, typer.Option(min=4, max=24)] = None,
     notion: str | None = None,
-    fair_at: base.FairAt = None,
-    overrides: base.Overrides = None,
-    out: Annotated[Path | None, base.Sets("out")] = None,
-    data_dir: base.DataDir = None,
-    yes: base.Yes = False,
+    fair_at: commands.FairAt = None,
+    overrides: commands.Overrides = None,
+    out: Annotated[Path | None, commands.Sets("out")] = None,
+    data_dir: commands.DataDir = None,
+    yes: commands.Yes = False,
 ) -> Output:
     """Run methods over data sets, seeds and grids, and draw their privacy, fairness and accuracy on one frontier.
 
@@ -247,7 +247,7 @@ def compare(
         raise UsageError(
             f"CONFIG: expected a file, or --example quick, got {'neither' if config is None else 'both'}; give one."
         )
-    file = config or base.example_files(str(example))[0]
+    file = config or commands.example_files(str(example))[0]
     if config is None and file.suffix != ".yaml":
         raise UsageError(
             f"--example: {example} is not a comparison; copy its files with `fairpate new NAME --example {example}`."
@@ -263,7 +263,7 @@ def compare(
             )
         check_output(figures, "--figures")
         # Before the comparison, which may take hours: a wrong style or notion is refused now.
-        with base.checked_arguments():
+        with commands.checked_arguments():
             style = FigureStyle(
                 columns=1 if columns is None else columns,
                 font_size=8.0 if font_size is None else font_size,
@@ -301,9 +301,9 @@ def select(
     out: Path,
     trials: float | None = None,
     shares: Annotated[list[str] | None, typer.Option("--share", metavar="GROUP=SHARE")] = None,
-    overrides: base.Overrides = None,
-    data_dir: base.DataDir = None,
-    yes: base.Yes = False,
+    overrides: commands.Overrides = None,
+    data_dir: commands.DataDir = None,
+    yes: commands.Yes = False,
 ) -> Output:
     """Choose settings by private validation records, within the privacy guarantee, and publish the chosen model.
 
@@ -346,7 +346,7 @@ def select(
     return outcome(select_by_trials(configs, expected_trials=trials, **common))
 
 
-def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
+def report(folder: commands.RunFolder, fair_at: commands.FairAt = None) -> Output:
     """Write the reports and model.onnx of a finished run again; nothing is trained or charged.
 
     With --fair-at the reports judge the model by another rule of fairness, which replaces the run's stored rule.
@@ -359,7 +359,7 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
     if fair_at is not None:
-        with base.checked_arguments("--fair-at"):
+        with commands.checked_arguments("--fair-at"):
             rule = fair_rule(fair_at)
         placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": str(rule)})})
     # Quiet, since stages would look as if the model were trained again.
@@ -368,7 +368,10 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
 
 
 def card(
-    folder: base.RunFolder, intended_use: str | None = None, out_of_scope: str | None = None, contact: str | None = None
+    folder: commands.RunFolder,
+    intended_use: str | None = None,
+    out_of_scope: str | None = None,
+    contact: str | None = None,
 ) -> Output:
     """Write the privacy-and-fairness card of a published model as HTML and JSON.
 
@@ -393,7 +396,7 @@ def assess(
     selected: str | None = None,
     classes: str | None = None,
     person: str | None = None,
-    fair_at: base.FairAt = None,
+    fair_at: commands.FairAt = None,
     least_cell: int = 10,
     out: Path | None = None,
 ) -> Output:
@@ -418,7 +421,7 @@ def assess(
     from fairpate.releases.directory import write_text
     from fairpate.run.assess import assess_predictions
 
-    with base.checked_arguments("--fair-at"):
+    with commands.checked_arguments("--fair-at"):
         rule = None if fair_at is None else fair_rule(fair_at)
     with waiting("assess"):
         found = assess_predictions(
@@ -441,22 +444,22 @@ def assess(
 
 
 def aggregate(
-    votes: Annotated[Path, typer.Argument(), base.Sets("votes.path")],
-    unit: Annotated[str, base.Sets("votes.unit")],
-    classes: Annotated[str, base.Sets("votes.classes")],
-    voters: Annotated[int | None, typer.Option(min=2), base.Sets("votes.num_voters", "votes.are_counts")] = None,
-    features: Annotated[str | None, base.Sets("votes.features")] = None,
-    id_column: Annotated[str, typer.Option("--id"), base.Sets("votes.id")] = "record_id",
-    group: Annotated[str, base.Sets("votes.group")] = "group",
-    test: Annotated[Path | None, base.Sets("votes.test")] = None,
-    label: Annotated[str | None, base.Sets("votes.label")] = None,
-    name: Annotated[str | None, base.Sets("votes.name")] = None,
-    epsilon: base.Epsilon = None,
-    delta: base.Delta = None,
-    mechanism: Annotated[str | None, base.Sets("aggregator.mechanism")] = None,
-    overrides: base.Overrides = None,
-    out: base.Out = None,
-    yes: base.Yes = False,
+    votes: Annotated[Path, typer.Argument(), commands.Sets("votes.path")],
+    unit: Annotated[str, commands.Sets("votes.unit")],
+    classes: Annotated[str, commands.Sets("votes.classes")],
+    voters: Annotated[int | None, typer.Option(min=2), commands.Sets("votes.num_voters", "votes.are_counts")] = None,
+    features: Annotated[str | None, commands.Sets("votes.features")] = None,
+    id_column: Annotated[str, typer.Option("--id"), commands.Sets("votes.id")] = "record_id",
+    group: Annotated[str, commands.Sets("votes.group")] = "group",
+    test: Annotated[Path | None, commands.Sets("votes.test")] = None,
+    label: Annotated[str | None, commands.Sets("votes.label")] = None,
+    name: Annotated[str | None, commands.Sets("votes.name")] = None,
+    epsilon: commands.Epsilon = None,
+    delta: commands.Delta = None,
+    mechanism: Annotated[str | None, commands.Sets("aggregator.mechanism")] = None,
+    overrides: commands.Overrides = None,
+    out: commands.Out = None,
+    yes: commands.Yes = False,
 ) -> Output:
     """Release labels from votes made elsewhere; with features, also train a student on the labels.
 
@@ -529,7 +532,7 @@ def specify(
     epsilon: float | None = None,
     disparity: float | None = None,
     fairness: list[str] | None = None,
-    fair_at: base.FairAt = None,
+    fair_at: commands.FairAt = None,
     coverage: float | None = None,
     accuracy: float | None = None,
     max_error: float | None = None,
@@ -555,10 +558,10 @@ def specify(
     """
     from fairpate.run.specify import Demand, describe_answer, fairness_limits, specify_guarantees
 
-    with base.checked_arguments():
+    with commands.checked_arguments():
         limits, rule = fairness_limits(fairness or []), None
         if fair_at is not None:
-            with base.checked_arguments("--fair-at"):
+            with commands.checked_arguments("--fair-at"):
                 rule = fair_rule(fair_at)
             # --disparity is a limit of the default notion.
             if rule.notion in limits or (rule.notion == DEFAULT_NOTION and disparity is not None):
@@ -580,7 +583,7 @@ def specify(
 
 
 def audit(
-    folder: base.RunFolder,
+    folder: commands.RunFolder,
     canaries: Annotated[int | None, typer.Option(min=2)] = None,
     quick: bool = False,
     on_private: bool = False,
@@ -613,7 +616,7 @@ def audit(
     return audit_output(found, page)
 
 
-def _bundle(folder: base.RunFolder, out: Path | None = None) -> Output:
+def _bundle(folder: commands.RunFolder, out: Path | None = None) -> Output:
     from fairpate.run.bundle import write_bundle
 
     with waiting("bundle"):
@@ -621,7 +624,7 @@ def _bundle(folder: base.RunFolder, out: Path | None = None) -> Output:
     return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
 
 
-def _hub(folder: base.RunFolder, hub: Path | None = None, licence: str = "unknown") -> Output:
+def _hub(folder: commands.RunFolder, hub: Path | None = None, licence: str = "unknown") -> Output:
     from fairpate.run.bundle import write_hub_folder
 
     # This function runs only if its option is given.
@@ -631,7 +634,7 @@ def _hub(folder: base.RunFolder, hub: Path | None = None, licence: str = "unknow
     return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
 
 
-bundle = base.in_modes(
+bundle = commands.in_modes(
     "bundle",
     """Write everything that a finished run publishes to one zip file, for others to verify.
 
@@ -643,12 +646,12 @@ bundle = base.in_modes(
         hub: Folder to write instead: the same files, with the card as README.md. It may be a checkout of the hub.
         licence: Licence of the model in that README.md, as an identifier of the hub such as apache-2.0.
     """,
-    base.Mode(function=_bundle),
-    base.Mode(function=_hub, option="hub"),
+    commands.Mode(function=_bundle),
+    commands.Mode(function=_hub, option="hub"),
 )
 
 
-def log(folder: base.RunFolder, mlflow: str, experiment: str | None = None) -> Output:
+def log(folder: commands.RunFolder, mlflow: str, experiment: str | None = None) -> Output:
     """Log a published run where your team keeps its runs: settings, metrics, gaps, card, model and bundle.
 
     Nothing leaves but what may be published. A token or a password is read from MLflow's own variables, such as
@@ -666,7 +669,7 @@ def log(folder: base.RunFolder, mlflow: str, experiment: str | None = None) -> O
 
 
 def dossier(
-    folder: base.RunFolder,
+    folder: commands.RunFolder,
     form: Annotated[str | None, typer.Option("--for")] = None,
     out: Path | None = None,
     key: Path | None = None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from fairpate.cli import base
+from fairpate.cli import commands
 from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output, write_atomically
 from fairpate.lazy import Later
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 else:  # imported when a command first uses it
     ledgers, tokens, serving = map(Later, ("fairpate.run.ledgers", "fairpate.run.tokens", "fairpate.run.serve"))
 
-data_app = base.Commands("List, fetch and describe data sets; declare your own records.")
+data_app = commands.Commands("List, fetch and describe data sets; declare your own records.")
 
 
 @data_app.command("list")
-def list_data(data_dir: base.DataDir = None) -> Output:
+def list_data(data_dir: commands.DataDir = None) -> Output:
     """List all data sets with task, sensitive attribute, size and licence."""
     # A mistyped folder would look like one without any files.
     if data_dir is not None and not data_dir.is_dir():
@@ -54,7 +54,9 @@ def list_data(data_dir: base.DataDir = None) -> Output:
 
 
 @data_app.command("fetch")
-def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: base.OptionValues = None) -> Output:
+def fetch_data(
+    name: commands.DatasetName, data_dir: commands.DataDir = None, options: commands.OptionValues = None
+) -> Output:
     """Download a data set from its publisher and verify its checksum."""
     from fairpate.data import fetch
 
@@ -62,19 +64,21 @@ def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: b
     if not target:
         raise ConfigError("--data-dir: missing; give the folder for the files, or set FAIRPATE_DATA.")
     # Which files there are may depend on the loader's own options.
-    options_of_loader = base.data_config(name, options, None).options
+    options_of_loader = commands.data_config(name, options, None).options
     files = fetch(name, Path(target), options=options_of_loader, stage=Reporter().stage)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 
 @data_app.command("describe")
-def describe_data(name: base.DatasetName, data_dir: base.DataDir = None, options: base.OptionValues = None) -> Output:
+def describe_data(
+    name: commands.DatasetName, data_dir: commands.DataDir = None, options: commands.OptionValues = None
+) -> Output:
     """Count the records of a data set by split, group and label. The counts are exact: do not publish them."""
     from fairpate.cli.summaries import describe_table
     from fairpate.data import describe
 
     with waiting("data"):
-        description = describe(base.data_config(name, options, data_dir))
+        description = describe(commands.data_config(name, options, data_dir))
     return Output(facts=strict(description), words=describe_table(description))
 
 
@@ -142,7 +146,7 @@ def declare_data(
 
 @data_app.command("check")
 def check_data(
-    name: Annotated[str, typer.Argument()], data_dir: base.DataDir = None, options: base.OptionValues = None
+    name: Annotated[str, typer.Argument()], data_dir: commands.DataDir = None, options: commands.OptionValues = None
 ) -> Output:
     """Count the values that a declaration clips, fills in or refuses, and names of persons that are in doubt. The
     counts are exact: do not publish them.
@@ -154,18 +158,18 @@ def check_data(
     from fairpate.data.draft import check_declaration, open_questions
 
     with waiting("data"):
-        found = check_declaration(base.data_config(name, options, data_dir))
+        found = check_declaration(commands.data_config(name, options, data_dir))
     questions = open_questions(Path(name).read_text(encoding="utf-8"))
     # Exit code 1 where a run would refuse the records, so that scripts notice.
     facts = strict(found) | {"remarks": [REMARKS["reading_tells"]], "questions": questions}
     return Output(facts=facts, words=check_table(found, name, questions), code=int(bool(found.refused)))
 
 
-ledger_app = base.Commands("Verify, copy and audit a run's ledger; total and limit all releases. For the operator.")
+ledger_app = commands.Commands("Verify, copy and audit a run's ledger; total and limit all releases. For the operator.")
 
 
 @ledger_app.command("verify")
-def verify_ledger(path: base.RunOrLedger) -> Output:
+def verify_ledger(path: commands.RunOrLedger) -> Output:
     """Verify the hash chain of all entries of a ledger; a service may write to it meanwhile."""
     with waiting("ledger"):
         return Output(facts=ledgers.verified_facts(path))
@@ -214,7 +218,7 @@ def audit_ledger(
 
 
 @ledger_app.command("backup")
-def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
+def back_up_ledger(path: commands.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
     """Copy a ledger and verify every entry; a service may write to it meanwhile. Do not publish the copy.
 
     Args:
@@ -228,7 +232,9 @@ def back_up_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()
 
 
 @ledger_app.command("restore")
-def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFolder, to: str | None = None) -> Output:
+def restore_ledger(
+    copy: Annotated[Path, typer.Argument()], folder: commands.RunFolder, to: str | None = None
+) -> Output:
     """Replace the ledger of a run by a copy. A copy that lacks a charge of the ledger is refused.
 
     Args:
@@ -243,7 +249,7 @@ def restore_ledger(copy: Annotated[Path, typer.Argument()], folder: base.RunFold
 
 
 @ledger_app.command("anchor")
-def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
+def anchor_ledger(folder: commands.RunFolder, place: Annotated[str, typer.Argument()]) -> Output:
     """Record the last entry of a ledger at a second location too, so that an older copy of the ledger is refused.
 
     From then on, each new entry is recorded there too. Refused while a service writes the ledger: stop it first.
@@ -259,7 +265,7 @@ def anchor_ledger(folder: base.RunFolder, place: Annotated[str, typer.Argument()
 
 
 @ledger_app.command("export")
-def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
+def export_ledger(path: commands.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
     """Write all entries of a ledger, including votes, to a file. Do not publish the file.
 
     Args:
@@ -272,7 +278,7 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
 
 
 @ledger_app.command("show")
-def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)] = 20) -> Output:
+def show_ledger(path: commands.RunOrLedger, last: Annotated[int, typer.Option(min=1)] = 20) -> Output:
     """Print the last charges of a ledger and their outcomes. Do not publish the output.
 
     Args:
@@ -300,7 +306,7 @@ def total_of_releases(data: str | None = None, delta: float = 1e-5) -> Output:
 
 
 @ledger_app.command("limit")
-def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = None, delta: float = 1e-5) -> Output:
+def limit_releases(data: commands.DatasetName, epsilon: float, unit: str | None = None, delta: float = 1e-5) -> Output:
     """Set a limit for all releases on a data set; a release that would exceed it is refused.
 
     Args:
@@ -343,28 +349,28 @@ def limit_releases(data: base.DatasetName, epsilon: float, unit: str | None = No
 
 
 def _settings(
-    host: base.Host = "127.0.0.1",
-    port: base.Port = 8517,
+    host: commands.Host = "127.0.0.1",
+    port: commands.Port = 8517,
     analyst_token_file: Path | None = None,
     operator_token_file: Path | None = None,
     rate: float = math.inf,
-    tls_cert: base.TlsCert = None,
-    tls_key: base.TlsKey = None,
-    log_file: base.LogFile = None,
+    tls_cert: commands.TlsCert = None,
+    tls_key: commands.TlsKey = None,
+    log_file: commands.LogFile = None,
     traces: bool = False,
 ) -> Any:
     """Check the options of a command that starts a service, and return them as
-    :class:`aggregator.service.server.ServiceSettings`.
+    :class:`aggregator.service.actor.ServiceSettings`.
 
     Tokens are read from the files or from the environment; an aggregator also accepts the tokens in its run's token
     store.
     """
+    from aggregator.service.actor import ServiceSettings
     from aggregator.service.auth import forget_variables, read_tokens
-    from aggregator.service.server import ServiceSettings
     from fairpate.http_server import RequestRate, TlsFiles
     from fairpate.terminal import require_extra
 
-    with base.checked_arguments():
+    with commands.checked_arguments():
         if traces:
             require_extra("traces", "--traces")
         settings = ServiceSettings(
@@ -405,33 +411,33 @@ def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
 
 @_with_settings
 def _serve_aggregator(
-    folder: base.RunFolder,
+    folder: commands.RunFolder,
     settings: Any,
     quota: float = math.inf,
-    data_dir: base.DataDir = None,
+    data_dir: commands.DataDir = None,
     detach: bool = False,
     take_over: bool = False,
 ) -> None:
     from aggregator.session import QuotaRule
 
-    with base.checked_arguments():
+    with commands.checked_arguments():
         settings = replace(settings, quota=QuotaRule(max_queries=quota))
     serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, take_over=take_over)
 
 
 @_with_settings
 def _serve_student(
-    folder: base.RunFolder, settings: Any, replicas: Annotated[int | None, typer.Option(min=1)] = None
+    folder: commands.RunFolder, settings: Any, replicas: Annotated[int | None, typer.Option(min=1)] = None
 ) -> None:
     serving.serve_student_of(folder, settings, num_replicas=replicas)
 
 
-def _stop(folder: base.RunFolder) -> Output:
+def _stop(folder: commands.RunFolder) -> Output:
     serving.stop_aggregator(folder)
     return Output(facts={"stopped": [folder]}, words="")
 
 
-serve = base.in_modes(
+serve = commands.in_modes(
     "serve",
     """Serve a finished run over HTTP: its aggregator, or its published model (--student).
 
@@ -449,9 +455,9 @@ serve = base.in_modes(
         take_over: Stop another service that writes the same ledger in a database, if it hangs or is lost.
         replicas: Replicas of the model on Ray Serve; default: one, in this process.
     """,
-    base.Mode(function=_serve_aggregator),
-    base.Mode(function=_stop, option="stop"),
-    base.Mode(function=_serve_student, option="student"),
+    commands.Mode(function=_serve_aggregator),
+    commands.Mode(function=_stop, option="stop"),
+    commands.Mode(function=_serve_student, option="student"),
 )
 
 
@@ -488,7 +494,7 @@ def _query_batch(
     return query_batch(words or [], ids, out=out, batch_size=batch_size, token_file=token_file)
 
 
-query = base.in_modes(
+query = commands.in_modes(
     "query",
     """Query a running aggregator: in a shell, by one command (`fairpate query ask 17`), or in a batch (--ids).
 
@@ -499,12 +505,12 @@ query = base.in_modes(
         out: The .parquet or .csv file to write the replies to.
         batch_size: Queries per request.
     """,
-    base.Mode(function=_query_words),
-    base.Mode(function=_query_batch, option="ids"),
+    commands.Mode(function=_query_words),
+    commands.Mode(function=_query_batch, option="ids"),
 )
 
 
-tokens_app = base.Commands(
+tokens_app = commands.Commands(
     "Say who may query a run's service, until when, and how much. A running service follows within a second."
 )
 Name = Annotated[str, typer.Argument(help="Name of the token's owner; charges and limits are kept by name.")]
@@ -517,7 +523,7 @@ PerDay = Annotated[float | None, typer.Option(help="New queries allowed at once;
 
 @tokens_app.command("add")
 def add_token(
-    folder: base.RunFolder,
+    folder: commands.RunFolder,
     name: Name,
     role: Literal["analyst", "operator"] = "analyst",
     epsilon: OwnEpsilon = None,
@@ -536,7 +542,7 @@ def add_token(
 
 
 @tokens_app.command("list")
-def list_tokens(folder: base.RunFolder) -> Output:
+def list_tokens(folder: commands.RunFolder) -> Output:
     """Print the name, role, expiry and limits of every token, and the limits of owners whose tokens are gone."""
     with waiting("ledger"):
         return tokens.describe(folder)
@@ -544,7 +550,7 @@ def list_tokens(folder: base.RunFolder) -> Output:
 
 @tokens_app.command("limit")
 def limit_name(
-    folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
+    folder: commands.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
     """Replace the limit of a token's owner; charges before the change count towards the new limit."""
     own = {"epsilon": epsilon, "max_queries": queries, "per_day": per_day}
@@ -553,7 +559,7 @@ def limit_name(
 
 
 @tokens_app.command("expire")
-def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer.Argument()]) -> Output:
+def expire_tokens(folder: commands.RunFolder, name: Name, when: Annotated[str, typer.Argument()]) -> Output:
     """Set the time at which the tokens of an owner expire.
 
     Args:
@@ -564,7 +570,7 @@ def expire_tokens(folder: base.RunFolder, name: Name, when: Annotated[str, typer
 
 
 @tokens_app.command("rotate")
-def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Output:
+def rotate_token(folder: commands.RunFolder, name: Name, keep_old: str = "0s") -> Output:
     """Make a new token for an owner who has one and print it, only once.
 
     Args:
@@ -574,7 +580,7 @@ def rotate_token(folder: base.RunFolder, name: Name, keep_old: str = "0s") -> Ou
 
 
 @tokens_app.command("revoke")
-def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
+def revoke_tokens(folder: commands.RunFolder, name: Name) -> Output:
     """Delete all tokens of an owner, whose charges stay in the ledger."""
     tokens.change_tokens(folder, "revoke", name)
     return Output(facts={"name": name, "revoked": True}, words=f"{name}: all tokens are revoked")
@@ -619,21 +625,25 @@ def _new(
 def _new_example(
     name: ProjectFolder,
     example: Annotated[
-        str | None, typer.Option(help=f"Copy an example instead: {', '.join(base.EXAMPLE_FILES)}.")
+        str | None, typer.Option(help=f"Copy an example instead: {', '.join(commands.EXAMPLE_FILES)}.")
     ] = None,
 ) -> Output:
     from fairpate.cli.summaries import write_folder
 
     # This function runs only if its option is given.
     assert example is not None
-    files = base.example_files(example)
+    files = commands.example_files(example)
     written = write_folder(name, {file.name: file.read_bytes() for file in files})
-    commands = {
+    begins = {
         "own-method": "fairpate run --method own_method:ClassMeans --epsilon 3",
-        **{of: f"fairpate compare {file}" for of, (file, *_) in base.EXAMPLE_FILES.items() if file.endswith(".yaml")},
+        **{
+            of: f"fairpate compare {file}"
+            for of, (file, *_) in commands.EXAMPLE_FILES.items()
+            if file.endswith(".yaml")
+        },
     }
     about, command = f"{files[0].name}, with its explanation at the top.", f"python {files[0].name}"
-    return _created(name, about, commands.get(example, command), example=example, files=written)
+    return _created(name, about, begins.get(example, command), example=example, files=written)
 
 
 def _created(name: Path, about: str, command: str, **found: Any) -> Output:
@@ -642,7 +652,7 @@ def _created(name: Path, about: str, command: str, **found: Any) -> Output:
     return Output(facts={"folder": name, **found}, words=f"{name}: {about} To begin:\n  cd {place}\n  {command}")
 
 
-new = base.in_modes(
+new = commands.in_modes(
     "new",
     """Create a project that runs: example records to replace by yours, their declaration, settings and a test.
 
@@ -651,6 +661,6 @@ new = base.in_modes(
     Args:
         kind: Kind of records: rows of a table, images, or vectors.
     """,
-    base.Mode(function=_new),
-    base.Mode(function=_new_example, option="example"),
+    commands.Mode(function=_new),
+    commands.Mode(function=_new_example, option="example"),
 )

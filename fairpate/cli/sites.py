@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from fairpate.cli import base
+from fairpate.cli import commands
 from fairpate.config import ConfigError, Override
 from fairpate.files import check_output
 from fairpate.terminal import Output, Reporter, is_for_program, say, waiting
 from fairpate.types import UsageError
 
-site_app = base.Commands("Release one result of several sites' private records, which no site shows to anybody.")
+site_app = commands.Commands("Release one result of several sites' private records, which no site shows to anybody.")
 _Declaration = Annotated[Path, typer.Option("--data", help="The declaration of the plan, with your own files.")]
 _Workers = Annotated[
     list[str] | None,
@@ -51,11 +51,11 @@ def make_plan(
     may_vanish: Annotated[int, typer.Option(min=0)] = 0,
     may_collude: Annotated[int, typer.Option(min=1)] = 1,
     method: str = "weighted_votes",
-    epsilon: base.Epsilon = None,
-    delta: base.Delta = None,
-    overrides: base.Overrides = None,
-    data_dir: base.DataDir = None,
-    yes: base.Yes = False,
+    epsilon: commands.Epsilon = None,
+    delta: commands.Delta = None,
+    overrides: commands.Overrides = None,
+    data_dir: commands.DataDir = None,
+    yes: commands.Yes = False,
 ) -> Output:
     """Plan a release: its method, noise and privacy cost, its sites, and how many of them may be lost or collude.
 
@@ -72,7 +72,7 @@ def make_plan(
     from fairpate.methods.defaults import resolved
     from fairpate.sites import plan as plans
 
-    given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
+    given = commands.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
     roster = plans.read_roster(sites)
     options: list[Override] = [*(overrides or []), *((name, each) for name, each in given.items() if each is not None)]
     config = resolved(options, method, num_sites=len(roster))
@@ -92,14 +92,14 @@ def _plan_bytes(plan: Path) -> bytes:
 def serve_plan(
     plan: Annotated[Path, typer.Argument()],
     data: _Declaration,
-    out: base.Out = None,
-    data_dir: base.DataDir = None,
-    host: base.Host = "127.0.0.1",
-    port: base.Port = 8518,
-    tls_cert: base.TlsCert = None,
-    tls_key: base.TlsKey = None,
+    out: commands.Out = None,
+    data_dir: commands.DataDir = None,
+    host: commands.Host = "127.0.0.1",
+    port: commands.Port = 8518,
+    tls_cert: commands.TlsCert = None,
+    tls_key: commands.TlsKey = None,
     wait_s: _Wait = 3600.0,
-    log_file: base.LogFile = None,
+    log_file: commands.LogFile = None,
     workers: _Workers = None,
 ) -> Output:
     """Coordinate a planned release: add up what the sites send, learn from the sum, and write a run directory.
@@ -111,7 +111,7 @@ def serve_plan(
     from fairpate.http_server import HttpSettings, TlsFiles
     from fairpate.sites.coordinator import serve
 
-    with base.checked_arguments():
+    with commands.checked_arguments():
         settings = HttpSettings(host=host, port=port, tls=TlsFiles.given(tls_cert, tls_key), log_file=log_file)
     run = serve(
         plan,
@@ -131,8 +131,8 @@ def join_plan(
     url: Annotated[str, typer.Argument()],
     data: _Declaration,
     key: Path,
-    out: base.Out = None,
-    data_dir: base.DataDir = None,
+    out: commands.Out = None,
+    data_dir: commands.DataDir = None,
     wait_s: _Wait = 3600.0,
     ca: Path | None = None,
     plan: Annotated[str | None, typer.Option(metavar="DIGEST")] = None,
@@ -231,10 +231,10 @@ def simulate_plan(
     may_vanish: Annotated[int, typer.Option(min=0)] = 0,
     may_collude: Annotated[int, typer.Option(min=1)] = 1,
     method: str = "weighted_votes",
-    epsilon: base.Epsilon = None,
+    epsilon: commands.Epsilon = None,
     options: Annotated[list[str] | None, typer.Option("--option")] = None,
-    overrides: base.Overrides = None,
-    data_dir: base.DataDir = None,
+    overrides: commands.Overrides = None,
+    data_dir: commands.DataDir = None,
 ) -> Output:
     """Distribute public records to sites on this machine, which compute one joint release by the real protocol.
 
@@ -259,7 +259,7 @@ def simulate_plan(
         settings.append(("target.epsilon", epsilon))
     with waiting("sites"):
         found = simulate(
-            base.data_config(data, options, data_dir),
+            commands.data_config(data, options, data_dir),
             out,
             sites=sites,
             by=by,

@@ -25,7 +25,7 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import NoisyArgmaxes
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, discrete_gaussians
-from fairpate.types import Budget, GateRule, IntArray
+from fairpate.types import GateRule, IntArray, QueryBudget
 
 
 @register
@@ -66,7 +66,7 @@ class PlainVote(Mechanism):
 TERMS = LedgerTerms(
     mechanism=PlainVote(noise_stddev_votes=20.0),
     gate=GateRule(max_disparity=0.1, min_count=10),
-    budget=Budget(kind="data_independent", delta=1e-5, epsilon=3.0),
+    budget=QueryBudget(kind="data_independent", delta=1e-5, epsilon=3.0),
     num_teachers=100,
     num_classes=2,
     num_groups=2,

@@ -260,7 +260,7 @@ class QueryPlan:
             mechanism=self.mechanism,
             gate=self.method.gate,
             # A placeholder: the limit follows from the cost of the queries, which is computed from terms.
-            budget=types.Budget(kind="query_count", delta=delta, max_queries=1),
+            budget=types.QueryBudget(kind="query_count", delta=delta, max_queries=1),
             num_teachers=self.method.num_voters,
             num_classes=self.dataset.num_classes,
             num_groups=self.dataset.num_groups,
@@ -274,7 +274,7 @@ class QueryPlan:
             return replace(terms, budget=self.budget.at(delta))
         num_queries = (self.method.aggregator.num_queries or len(self.queries)) + _BLOCK
         epsilon = sessions.epsilon_data_independent(terms, num_queries=num_queries)
-        return replace(terms, budget=types.Budget(kind="data_independent", delta=delta, epsilon=epsilon))
+        return replace(terms, budget=types.QueryBudget(kind="data_independent", delta=delta, epsilon=epsilon))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +336,7 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     return dataset.public.take(list(first_of.values())[:wanted])
 
 
-def _no_room(budget: types.Budget, consequence: str) -> ConfigError:
+def _no_room(budget: types.QueryBudget, consequence: str) -> ConfigError:
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
     return ConfigError(
         f"aggregator.budget: {limit} at delta {delta_text(budget.delta)} ({budget.kind}) has no room for one query, so "

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fairpate.pages import counted, listed
-from fairpate.report.metrics import Estimate, Evaluation
+from fairpate.report.metrics import Evaluation, IntervalEstimate
 from fairpate.types import AnswerRule, ErrorBound, MetricsKind, Unit, restored, strict
 
 
@@ -27,9 +27,9 @@ class AnswerGuarantee:
     rule: AnswerRule
     group_names: tuple[str, ...]
     class_names: tuple[str, ...]
-    answered: tuple[Estimate, ...]
-    coverage: Estimate
-    accuracy: Estimate
+    answered: tuple[IntervalEstimate, ...]
+    coverage: IntervalEstimate
+    accuracy: IntervalEstimate
     num_records: int
     unit: Unit
     metrics: MetricsKind

@@ -113,7 +113,7 @@ TOO_FEW = "too few records in a cell"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class IntervalEstimate:
     """One number estimated from a noisy table that was released, with its confidence interval; NaN if it is
     undefined."""
 
@@ -205,7 +205,7 @@ class Evaluation:
     metrics: MetricsKind = "outside"
     noise_stddev: float = 0.0
     per_person: bool = False
-    estimates: tuple[Estimate, ...] = ()
+    estimates: tuple[IntervalEstimate, ...] = ()
     fair_at: FairRule = field(default_factory=FairRule)
 
     @property

@@ -43,7 +43,7 @@ from fairpate.data.table_files import plain_batches, read_batches, text_of
 from fairpate.data.tables import require_columns
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
-from fairpate.report.metrics import Estimate, Evaluation, evaluate
+from fairpate.report.metrics import Evaluation, IntervalEstimate, evaluate
 from fairpate.report.records import Fairness, MeasuredClaims, fair_words, upper
 from fairpate.report.run_page import treated
 from fairpate.report.small_cells import shown_records
@@ -85,8 +85,8 @@ class GroupSelection:
     name: str
     num_records: int | None
     num_selected: int | None
-    rate: Estimate
-    ratio: Estimate
+    rate: IntervalEstimate
+    ratio: IntervalEstimate
     is_rare: bool = False
 
     @property
@@ -655,8 +655,8 @@ def _selections(
                 name=name,
                 num_records=None if not size_G[z] else round(size_G[z]),
                 num_selected=None if not size_G[z] else round(joint_GYC[z, 0, 1]),
-                rate=Estimate(name="", kind="share", value=rate, low=low, high=high),
-                ratio=Estimate(name="", kind="ratio", value=ratio, low=least, high=most),
+                rate=IntervalEstimate(name="", kind="share", value=rate, low=low, high=high),
+                ratio=IntervalEstimate(name="", kind="ratio", value=ratio, low=least, high=most),
                 is_rare=bool(is_rare_G[z] and size_G[z] > 0),
             )
         )

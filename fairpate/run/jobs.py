@@ -30,8 +30,8 @@ from fairpate.config import ConfigError, apply_override, flattened, read_yaml
 from fairpate.files import PlaceError, check_output, make_folder, write_atomically
 from fairpate.terminal import is_for_program, say, terminal
 from fairpate.types import UsageError, UserError
-from teachers.cluster import job_client
 from teachers.ensemble import PoolError
+from teachers.ray_cluster import job_client
 
 _SILENCE_LIMIT_S = 60.0  # of a dashboard that has answered before
 _FIRST_LOOK_S, _RAREST_LOOK_S = 0.5, 3.0
@@ -166,7 +166,7 @@ def require_place(folder: Path) -> None:
 
 class Cluster:
     """The job server at ``address``, the dashboard of a cluster's head; errors as in
-    :func:`teachers.cluster.job_client`."""
+    :func:`teachers.ray_cluster.job_client`."""
 
     def __init__(self, address: str):
         self.address = address if "://" in address else f"http://{address}"

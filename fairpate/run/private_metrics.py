@@ -59,7 +59,7 @@ from fairpate.releases.directory import RunDirectory
 from fairpate.releases.log import MetricsFolder, ReleaseLog, read_receipt
 from fairpate.report import metrics
 from fairpate.report.answers import AnswerGuarantee
-from fairpate.report.metrics import GAPS, Estimate, Evaluation
+from fairpate.report.metrics import GAPS, Evaluation, IntervalEstimate
 from fairpate.report.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.report.small_cells import shown_records
 from fairpate.run.bounded_answers import AskedBound, without_rule
@@ -565,7 +565,7 @@ def evaluation_of(released: ReleasedArrays, *, group_names: Sequence[str], class
     stddev, z = event.noise_stddev_records, _deviations()
     names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
-    calibration, two = list[Estimate](), len(class_names) == 2
+    calibration, two = list[IntervalEstimate](), len(class_names) == 2
     if edges := released.arrays["edges"].tolist():
         # In each bin of scores, the share of records whose true class is the one that the score is of.
         table_BYC, counts = table_BGYC.sum(axis=1), list[Events]()
@@ -591,7 +591,7 @@ def evaluation_of(released: ReleasedArrays, *, group_names: Sequence[str], class
     groups, estimates = [], [of_all]
     for place, (name, size) in enumerate(zip(group_names, size_G.tolist(), strict=True)):
         value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
-        estimates.append(Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high))
+        estimates.append(IntervalEstimate(name=f"size of {name}", kind="count", value=value, low=low, high=high))
         estimates.append(right.estimate(f"accuracy for {name}", 0, place))
         group, accuracy = metrics.GroupResult(name=name), estimates[-1].value
         if not math.isnan(accuracy):  # the group stands out
@@ -786,9 +786,9 @@ class _Shares(NamedTuple):
         low, high = ((twice + sign * root) / 2 / square for sign in (-1, 1))
         return cls(value, np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0))
 
-    def estimate(self, name: str, event: int, group: int) -> Estimate:
+    def estimate(self, name: str, event: int, group: int) -> IntervalEstimate:
         value, low, high = (float(each[event, group]) for each in self)
-        return Estimate(name=name, kind="share", value=value, low=low, high=high)
+        return IntervalEstimate(name=name, kind="share", value=value, low=low, high=high)
 
 
 def gap_of(

@@ -69,7 +69,7 @@ from fairpate.run.statement import public_units, state_release, with_lost_tables
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, Relation, UserError, strict
 from student.student import Student, save_student
-from teachers.cluster import require_cluster
+from teachers.ray_cluster import require_cluster
 from teachers.ray_pool import open_pool
 from teachers.vectors import vectors_on
 from teachers.work import tallied

@@ -23,10 +23,17 @@ from fastapi import FastAPI
 
 from aggregator import ledger_audit
 from aggregator.ledger import Ledger, LedgerState, Offsets, read_ledger
-from aggregator.service import server
+from aggregator.service.actor import (
+    Backend,
+    Service,
+    ServiceSettings,
+    check_exposure,
+    find_service,
+    is_restarted,
+    start_service,
+)
 from aggregator.service.api import Facts, bodies_for
 from aggregator.service.auth import LiveTokens
-from aggregator.service.server import Backend, Service, ServiceSettings, start_service
 from aggregator.session import AggregatorSession, PublicPool, Question
 from aggregator.store import is_database
 from fairpate.config import QueriesConfig, RayConfig, WeightsConfig
@@ -191,7 +198,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
             voters.ask(public.features[:1], ["no query"])
 
         # An actor that Ray restarts takes nothing over, because a third writer may have done so meanwhile.
-        takes_over = take_over and not server.is_restarted()
+        takes_over = take_over and not is_restarted()
         if takes_over:
             # Before the other process is stopped, which does not come back by itself: all that may fail here.
             found = read_ledger(place, place_of(run).anchor)
@@ -254,7 +261,7 @@ def serve_aggregator(
     """
     # Before the check: the run's token store, too, lets a service listen beyond this machine.
     settings = replace(settings, tokens=replace(settings.tokens, store=RunDirectory(root=root.absolute()).tokens))
-    server.check_exposure(settings)
+    check_exposure(settings)
     run, config = _run_with_votes(root)
     if not config.brings_data:
         require_data_by_name(run)
@@ -385,7 +392,7 @@ def stop_aggregator(root: Path) -> None:
     run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):
         name = service_name(run)
-        actor = server.find_service(name)
+        actor = find_service(name)
         if actor is None:
             raise ServiceError(
                 f"{root}: this run is not served on the cluster, so there is nothing to stop; check that RAY_ADDRESS "

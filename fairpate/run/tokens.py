@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aggregator import ledger_audit
-from aggregator.ledger import NO_LIMIT, OwnLimit, read_ledger
+from aggregator.ledger import NO_LIMIT, CallerLimit, read_ledger
 from aggregator.service import auth
 from aggregator.service.auth import TokenStore
 from aggregator.store import (
@@ -56,13 +56,13 @@ def change_tokens(
     * ``limit``: set the limit of the caller.
     * ``revoke``: remove all tokens of the caller.
 
-    ``limit``: the fields of an :class:`OwnLimit`, for ``add`` and ``limit``. Return the new token of ``add`` and
+    ``limit``: the fields of an :class:`CallerLimit`, for ``add`` and ``limit``. Return the new token of ``add`` and
     ``rotate``, which is stored nowhere; otherwise "". RunFolderError for a run without teachers, ConfigError for a
     limit or a time out of range, UsageError for a quota per day on an operator's token.
     """
     run, before, facts = run_at(root), NO_LIMIT, dict[str, object]()
     try:
-        own = OwnLimit(**(limit or {}))
+        own = CallerLimit(**(limit or {}))
     except ValueError as error:
         raise ConfigError(f"Limit of a token: {error} For no limit, leave the option out.") from error
     ends_s = None if when is None or (change, when) == ("expire", "never") else moment(when)
@@ -110,7 +110,7 @@ def describe(root: Path) -> Output:
     who have no token."""
     run, now_s = run_at(root), time.time()
     kept = auth.read_store(run.tokens) if run.tokens.exists() else auth.NO_TOKENS
-    in_ledger: Mapping[str, OwnLimit] = {}
+    in_ledger: Mapping[str, CallerLimit] = {}
     try:
         in_ledger = read_ledger(place_of(run).ledger).limits if has_ledger(run) else {}
     except LedgerError as error:  # tokens can be listed while the ledger's database is down

@@ -16,7 +16,7 @@ from serving import POOL, TERMS, free_port, open_backend
 
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.ledger import Ledger
-from aggregator.service.server import AggregatorActor, ServiceSettings, start_service
+from aggregator.service.actor import AggregatorActor, ServiceSettings, start_service
 from fairpate.http_server import HttpServer, ServiceError, bind
 
 pytestmark = [

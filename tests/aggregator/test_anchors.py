@@ -8,7 +8,7 @@ from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, reserve
 
 from aggregator import ledger_audit
-from aggregator.ledger import Ledger, OwnLimit, back_end
+from aggregator.ledger import CallerLimit, Ledger, back_end
 from aggregator.store import LedgerError, is_database
 
 pytestmark = pytest.mark.usefixtures("light_runs")
@@ -88,7 +88,7 @@ def test_a_lost_reservation_is_none_of_an_anchor_s_and_a_lost_limit_is(place, an
         reserve(ledger, "drawn-and-never-answered")
     bring_back()
     with Ledger(place, TERMS, create=False, anchor=anchor) as ledger:
-        ledger.limit("alice", OwnLimit(max_queries=1))
+        ledger.limit("alice", CallerLimit(max_queries=1))
     bring_back()
     with pytest.raises(LedgerError, match="lacks entry"):
         Ledger(place, TERMS, create=False, anchor=anchor)

@@ -17,7 +17,7 @@ from aggregator.service.writer import until_next_step
 from aggregator.session import QuotaRule, VotesUnavailableError
 from aggregator.store import LedgerError
 from fairpate.http_server import largest_body_bytes
-from fairpate.types import Budget
+from fairpate.types import QueryBudget
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -327,7 +327,7 @@ def test_a_quota_counts_charges_however_many_ask_for_the_same_at_once(service):
         there.wait(0.2)  # so that the others come meanwhile
         return table_votes(questions)
 
-    budget = Budget(kind="query_count", epsilon=None, delta=1e-5, max_queries=15)
+    budget = QueryBudget(kind="query_count", epsilon=None, delta=1e-5, max_queries=15)
     settings = {"tokens": tokens_of_both_roles(), "quota": QuotaRule(max_queries=20, period_s=1e9)}
     url = service(count_votes=votes, terms=dataclasses.replace(TERMS, budget=budget), **settings)
     with httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {ANALYST}"}) as http:
@@ -373,7 +373,7 @@ def test_an_estimate_charges_nothing_and_is_what_asking_then_costs(http):
 
 
 def test_a_batch_stops_at_the_query_that_crosses_the_budget_and_says_so(service):
-    budget = Budget(kind="query_count", epsilon=None, delta=1e-5, max_queries=12)
+    budget = QueryBudget(kind="query_count", epsilon=None, delta=1e-5, max_queries=12)
     with httpx.Client(base_url=service(terms=dataclasses.replace(TERMS, budget=budget))) as http:
         first = replies(http.post("/v1/queries", json=ids(range(10))))
         response = http.post("/v1/queries", json=ids(range(20)))
@@ -387,7 +387,7 @@ def test_a_batch_stops_at_the_query_that_crosses_the_budget_and_says_so(service)
 
 
 def test_racing_clients_get_one_answer_and_never_pass_the_budget(service):
-    budget = Budget(kind="query_count", epsilon=None, delta=1e-5, max_queries=100)
+    budget = QueryBudget(kind="query_count", epsilon=None, delta=1e-5, max_queries=100)
     url = service(terms=dataclasses.replace(TERMS, budget=budget))
 
     def ask(client_number):

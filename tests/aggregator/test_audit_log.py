@@ -9,7 +9,7 @@ import time
 import pytest
 from serving import POOL, TERMS, table_votes
 
-from aggregator.ledger import Asker, Ledger, OwnLimit
+from aggregator.ledger import Asker, CallerLimit, Ledger
 from aggregator.ledger_audit import START, check_log, follow, lines_after, log_end, note_action
 from aggregator.session import AggregatorSession, Query
 from aggregator.store import LedgerError
@@ -40,7 +40,7 @@ def use(place, *, salt=0):
     with Ledger(place, TERMS) as ledger:
         session = AggregatorSession(ledger, source=SeededSource(3 + salt))
         ask(range(40), Asker("alice", "r1"))
-        session.limit("bob", OwnLimit(max_queries=20))
+        session.limit("bob", CallerLimit(max_queries=20))
         ask(range(30, 70), Asker("bob", "r2"))
 
 
@@ -116,7 +116,7 @@ def test_it_follows_a_ledger_that_is_written(path):
         reader = threading.Thread(target=read)
         reader.start()
         for number in range(10):
-            ledger.limit("alice", OwnLimit(max_queries=number))
+            ledger.limit("alice", CallerLimit(max_queries=number))
             time.sleep(0.01)
         reader.join(20)
     assert [end.entry.number for end, _ in seen] == list(range(1, 11))

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from serving import ANALYST, OPERATOR, free_port, ids, open_backend, running, table_votes, tokens_of_both_roles, until
 
-from aggregator.ledger import OwnLimit
+from aggregator.ledger import CallerLimit
+from aggregator.service.actor import ServiceSettings
 from aggregator.service.auth import TokenBook, added, change, expired, limited, revoked, rotated
-from aggregator.service.server import ServiceSettings
 from fairpate.http_server import HttpServer, RequestRate
 
 pytestmark = pytest.mark.usefixtures("light_runs")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("light_runs")
 
 def add(store, name, **limit):
     return change(
-        store, lambda s: added(s, name, role="analyst", limit=OwnLimit(**limit), expires_s=None, now_s=time.time())
+        store, lambda s: added(s, name, role="analyst", limit=CallerLimit(**limit), expires_s=None, now_s=time.time())
     )
 
 
@@ -179,7 +179,7 @@ def test_a_limit_that_is_lowered_during_the_vote_holds_for_its_charge(tmp_path):
     ):
         asked = callers.submit(httpx.post, f"{url}/v1/queries", json=ids(range(9)), headers=as_(alice), timeout=30)
         assert voting.wait(20)
-        change(store, lambda s: (limited(s, "alice", OwnLimit(max_queries=4)), None))
+        change(store, lambda s: (limited(s, "alice", CallerLimit(max_queries=4)), None))
         until(lambda: httpx.get(f"{url}/v1/me", headers=as_(alice)).json()["limit"]["max_queries"] == 4)
         go.set()
         statuses = [reply["status"] for reply in asked.result().json()["replies"]]

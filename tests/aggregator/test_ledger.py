@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ledger_terms import TERMS
 
-from aggregator.ledger import Asker, Ledger, OwnLimit
+from aggregator.ledger import Asker, CallerLimit, Ledger
 from aggregator.mechanism import Outcome
 from aggregator.store import LedgerError, head_path, ledger_files, noted_head
 
@@ -45,7 +45,7 @@ def test_text_that_could_not_be_read_again_is_never_stored(path):
         with pytest.raises(ValueError, match="surrogate"):
             ledger.reserve(["key"], [1], VOTES, [Asker("jos\udce9", "r")])
         with pytest.raises(ValueError, match="surrogate"):
-            ledger.limit("jos\udce9", OwnLimit(max_queries=1))
+            ledger.limit("jos\udce9", CallerLimit(max_queries=1))
         ledger.reserve(["key"], [1], VOTES, [Asker("josé 🙂", "r")])
     with Ledger(path, TERMS) as ledger:
         assert ledger.charged_to == {"josé 🙂": 1}

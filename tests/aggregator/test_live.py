@@ -11,14 +11,14 @@ import httpx
 import pytest
 from serving import running
 
-from aggregator.ledger import OwnLimit
+from aggregator.ledger import CallerLimit
 from aggregator.service.auth import TokenBook, added, change, expired, revoked, rotated
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
 
 def add(store, name, role="analyst"):
-    return change(store, lambda s: added(s, name, role=role, limit=OwnLimit(), expires_s=None, now_s=time.time()))
+    return change(store, lambda s: added(s, name, role=role, limit=CallerLimit(), expires_s=None, now_s=time.time()))
 
 
 def as_(token):

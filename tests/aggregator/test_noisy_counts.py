@@ -20,7 +20,7 @@ from aggregator.store import LedgerError
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
-from fairpate.types import Budget, IntArray, VoteBatch
+from fairpate.types import IntArray, QueryBudget, VoteBatch
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -29,7 +29,7 @@ COUNTS, LABELS = ConfidentCounts(**PARAMETERS), ConfidentGnmax(**PARAMETERS)
 TERMS = dataclasses.replace(
     ledger_terms.TERMS,
     mechanism=COUNTS,
-    budget=Budget(kind="data_independent", delta=1e-5, epsilon=20),
+    budget=QueryBudget(kind="data_independent", delta=1e-5, epsilon=20),
     num_classes=4,
     noise=SeededSource(0).label,
 )

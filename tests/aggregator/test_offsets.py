@@ -15,15 +15,15 @@ from serving import POOL, free_port
 
 from aggregator import ledger_audit
 from aggregator.client import AggregatorClient, QueryShell
-from aggregator.ledger import NOBODY, Asker, Ledger, LedgerTerms, Offsets, OwnLimit, read_ledger
+from aggregator.ledger import NOBODY, Asker, CallerLimit, Ledger, LedgerTerms, Offsets, read_ledger
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, chance_to_win, lead_needed
-from aggregator.service.server import Backend, ServiceSettings
+from aggregator.service.actor import Backend, ServiceSettings
 from aggregator.session import AggregatorSession, OverBudget, Query, epsilon_data_independent
 from aggregator.store import LedgerError
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.types import Budget, GateRule
+from fairpate.types import GateRule, QueryBudget
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -34,7 +34,7 @@ TERMS = replace(
     gate=GateRule(max_disparity=np.inf, min_count=0),
     num_teachers=100,
     num_classes=2,
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=40),
+    budget=QueryBudget(kind="query_count", delta=1e-5, max_queries=40),
 )
 OFFSETS = Offsets(votes=(0, 60), released="a digest")
 ALICE = Asker("alice", "request")
@@ -193,7 +193,7 @@ def test_what_public_things_decide_is_stored_and_free(tmp_path: Path) -> None:
         return votes_of(asked)
 
     session = session_on(path)
-    session.limit("alice", OwnLimit(max_queries=8))
+    session.limit("alice", CallerLimit(max_queries=8))
     before = epsilon_data_independent(TERMS, num_queries=8)
     replies = session.ask(queries(0, 12), vote, public=known)
     assert [reply.label for reply in replies[::3] if not isinstance(reply, OverBudget)] == [1] * 4

@@ -37,7 +37,7 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import NeighbourVotes, VoteTables, event_from, event_json
-from fairpate.types import Budget, GateRule, IntArray
+from fairpate.types import GateRule, IntArray, QueryBudget
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -110,7 +110,7 @@ class OneVotePerRecord(Mechanism):
 TERMS = LedgerTerms(
     mechanism=NearestRecords(sampling_rate=0.1, noise_stddev_votes=20.0),
     gate=GateRule(max_disparity=0.2, min_count=5),
-    budget=Budget(kind="data_independent", delta=1e-5, epsilon=0.2),
+    budget=QueryBudget(kind="data_independent", delta=1e-5, epsilon=0.2),
     num_teachers=NEAREST,
     num_classes=3,
     num_groups=2,
@@ -121,7 +121,7 @@ TABLE = dataclasses.replace(
     TERMS,
     mechanism=OneVotePerRecord(noise_stddev_votes=30.0),
     gate=GateRule(max_disparity=math.inf, min_count=0),
-    budget=Budget(kind="query_count", delta=1e-5, max_queries=2),
+    budget=QueryBudget(kind="query_count", delta=1e-5, max_queries=2),
     num_teachers=435,
     num_classes=12,
     num_groups=1,

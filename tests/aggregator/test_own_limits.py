@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import POOL, TERMS, ids, open_backend, running, table_votes
 
-from aggregator.ledger import Asked, Asker, Ledger, OwnLimit
+from aggregator.ledger import Asked, Asker, CallerLimit, Ledger
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import TokenBook, added, change, limited
 from aggregator.service.writer import Batcher, Books, Readiness, Writer
@@ -29,7 +29,7 @@ from aggregator.session import (
 )
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.types import Budget, KnownCaller
+from fairpate.types import KnownCaller, QueryBudget
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -37,7 +37,7 @@ ALICE, BOB, CAROL = Asker("alice", "r1"), Asker("bob", "r2"), Asker("carol", "r3
 
 
 def within(max_queries):
-    return dataclasses.replace(TERMS, budget=Budget(kind="query_count", delta=1e-5, max_queries=max_queries))
+    return dataclasses.replace(TERMS, budget=QueryBudget(kind="query_count", delta=1e-5, max_queries=max_queries))
 
 
 def query(number, *askers):
@@ -62,7 +62,7 @@ def test_who_asked_when_and_in_which_request_outlives_a_restart(path):
         session = AggregatorSession(ledger, source=SeededSource(3))
         ask(session, range(3), ALICE)
         ask(session, range(5), BOB)
-        session.limit("bob", OwnLimit(max_queries=4, per_day=2.5))
+        session.limit("bob", CallerLimit(max_queries=4, per_day=2.5))
     with Ledger(path, TERMS) as ledger:
         assert [charge.asker for charge in ledger.charges] == [ALICE] * 3 + [BOB] * 2
         times = [charge.at_s for charge in ledger.charges]
@@ -70,14 +70,14 @@ def test_who_asked_when_and_in_which_request_outlives_a_restart(path):
         assert times[0] > 1.7e9
         assert (ledger.charged_to["alice"], ledger.charged_to["bob"]) == (3, 2)
         assert [asked.asker for _, _, _, asked in ledger.charged(0, 5)] == [ALICE] * 3 + [BOB] * 2
-        assert ledger.limits["bob"] == OwnLimit(max_queries=4, per_day=2.5)
+        assert ledger.limits["bob"] == CallerLimit(max_queries=4, per_day=2.5)
         assert "alice" not in ledger.limits
 
 
 def test_a_caller_without_room_is_not_charged_and_a_stored_answer_is_free_for_everybody(path):
     with Ledger(path, TERMS) as ledger:
         session = AggregatorSession(ledger, source=SeededSource(3))
-        session.limit("alice", OwnLimit(max_queries=4))
+        session.limit("alice", CallerLimit(max_queries=4))
         replies = ask(session, range(6), ALICE)
         assert [isinstance(reply, OverBudget) for reply in replies] == [False] * 4 + [True] * 2
         by_bob = ask(session, range(6), BOB)
@@ -89,7 +89,7 @@ def test_a_caller_without_room_is_not_charged_and_a_stored_answer_is_free_for_ev
 def test_of_several_who_ask_at_once_the_first_with_room_is_charged(path):
     with Ledger(path, TERMS) as ledger:
         session = AggregatorSession(ledger, source=SeededSource(3))
-        session.limit("alice", OwnLimit(max_queries=1))
+        session.limit("alice", CallerLimit(max_queries=1))
         assert answered(ask(session, range(3), ALICE, BOB)) == 3
         assert (ledger.charged_to["alice"], ledger.charged_to["bob"]) == (1, 2)
 
@@ -97,7 +97,7 @@ def test_of_several_who_ask_at_once_the_first_with_room_is_charged(path):
 def test_nobody_is_charged_beyond_limit_or_quota_whoever_asks_together(path):
     with Ledger(path, TERMS) as ledger:
         session = AggregatorSession(ledger, source=SeededSource(3))
-        session.limit("alice", OwnLimit(max_queries=2))
+        session.limit("alice", CallerLimit(max_queries=2))
         queries = [query(number, ALICE, BOB, CAROL) for number in range(9)]
         replies = session.ask(queries, vote, quota=lambda caller: {"alice": 5, "bob": 1.5, "carol": 3}[caller])
         assert answered(replies) == 6
@@ -108,7 +108,7 @@ def test_a_caller_with_a_quota_does_not_pay_for_another_who_has_no_room(path):
     """Alice, who may ask nothing, comes first in one group with bob, who may ask one a day."""
     backend = open_backend(path)
     writer = Writer(Books(ledger=backend.ledger, session=backend.session), reopen=None)
-    limits = {"alice": OwnLimit(max_queries=0), "bob": OwnLimit(per_day=1)}
+    limits = {"alice": CallerLimit(max_queries=0), "bob": CallerLimit(per_day=1)}
     batcher = Batcher(
         writer,
         Readiness(writer, voters_answer=lambda: True, try_vote=lambda: None, interval_s=1.0),
@@ -140,7 +140,7 @@ def test_an_own_epsilon_admits_as_many_queries_as_cost_at_most_that(path):
         event = ConfidentGnmaxQueries(count=count, **dataclasses.asdict(TERMS.mechanism))
         return epsilon([event], target_delta=1e-5).epsilon
 
-    limit = OwnLimit(epsilon=(price(7) + price(8)) / 2)
+    limit = CallerLimit(epsilon=(price(7) + price(8)) / 2)
     assert most_queries(TERMS, limit) == 7
     with Ledger(path, TERMS) as ledger:
         session = AggregatorSession(ledger, source=SeededSource(3))
@@ -148,7 +148,7 @@ def test_an_own_epsilon_admits_as_many_queries_as_cost_at_most_that(path):
         assert answered(ask(session, range(20), ALICE)) == 7
         assert ledger.charged_to["alice"] == 7
         assert epsilon_data_independent(TERMS, num_queries=7) == price(7) <= limit.epsilon
-        session.limit("alice", OwnLimit(epsilon=limit.epsilon, max_queries=3))
+        session.limit("alice", CallerLimit(epsilon=limit.epsilon, max_queries=3))
         assert most_queries(TERMS, ledger.limits["alice"]) == 3
         assert answered(ask(session, range(30, 40), ALICE)) == 0
 
@@ -157,8 +157,8 @@ def test_racing_threads_never_pass_their_own_limit_or_the_shared_one(path):
     """Two threads ask as alice (at most 10) and two as bob (at most 25), and all share 30."""
     with Ledger(path, within(30)) as ledger:
         session = AggregatorSession(ledger, source=SeededSource(3))
-        session.limit("alice", OwnLimit(max_queries=10))
-        session.limit("bob", OwnLimit(max_queries=25))
+        session.limit("alice", CallerLimit(max_queries=10))
+        session.limit("bob", CallerLimit(max_queries=25))
         together = threading.Barrier(4)
 
         def analyst(number):
@@ -178,8 +178,8 @@ def test_racing_threads_never_pass_their_own_limit_or_the_shared_one(path):
 def test_clients_of_one_name_share_its_limit_over_http_and_all_read_what_is_left(tmp_path):
     store = tmp_path / "tokens.json"
     analyst = {"role": "analyst", "expires_s": None, "now_s": 0}
-    alice = change(store, lambda s: added(s, "alice", limit=OwnLimit(max_queries=12), **analyst))
-    bob = change(store, lambda s: added(s, "bob", limit=OwnLimit(), **analyst))
+    alice = change(store, lambda s: added(s, "alice", limit=CallerLimit(max_queries=12), **analyst))
+    bob = change(store, lambda s: added(s, "bob", limit=CallerLimit(), **analyst))
 
     def client(token):
         return httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {token}"})
@@ -199,7 +199,7 @@ def test_clients_of_one_name_share_its_limit_over_http_and_all_read_what_is_left
             me = http.get("/v1/me").json()
             assert (me["name"], me["scope"], me["left"], me["expires_s"]) == ("alice", "analyst", {"queries": 0}, None)
             assert (me["limit"]["max_queries"], me["spent"]["queries"]) == (12, 12)
-            change(store, lambda s: (limited(s, "alice", OwnLimit(max_queries=13)), None))
+            change(store, lambda s: (limited(s, "alice", CallerLimit(max_queries=13)), None))
         with client(bob) as http:
             assert http.get("/v1/budget").json()["queries_submitted"] == 30
             assert http.get("/v1/me").json()["left"] is None
@@ -259,9 +259,9 @@ def test_a_caller_s_own_quota_counts_what_was_charged_before_it():
     ledger, quotas = Charged(), Quotas(QuotaRule())
     ledger.charge("alice", 8, 1000.0)
     assert quotas.refusal(ledger, "alice", 1000, now_s=1000.0) is None
-    ledger.limits["alice"] = OwnLimit(per_day=10)
+    ledger.limits["alice"] = CallerLimit(per_day=10)
     assert quotas.refusal(ledger, "alice", 4, now_s=1000.0).retry_after_s == pytest.approx(DAY_S / 5)
-    ledger.limits["alice"] = OwnLimit(per_day=12)
+    ledger.limits["alice"] = CallerLimit(per_day=12)
     assert quotas.refusal(ledger, "alice", 4, now_s=1000.0) is None
 
 
@@ -271,7 +271,7 @@ def test_a_caller_s_own_quota_counts_what_was_charged_before_it():
 )
 def test_a_limit_that_limits_nothing_or_all_is_refused(values):
     with pytest.raises(ValueError, match=next(iter(values))):
-        OwnLimit(**values)
+        CallerLimit(**values)
 
 
 def test_a_clock_that_is_set_back_and_corrected_refills_no_quota():

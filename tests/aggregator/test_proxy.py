@@ -21,8 +21,8 @@ from certificates import certificate
 from serving import ANALYST, OPERATOR, free_port, ids, open_backend, table_votes, tokens_of_both_roles
 
 from aggregator.client import AggregatorClient
+from aggregator.service.actor import ServiceSettings
 from aggregator.service.auth import read_tokens
-from aggregator.service.server import ServiceSettings
 from fairpate.http_server import HttpServer, RequestRate
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")

@@ -12,14 +12,14 @@ import pytest
 from browser import barriers, faults, needs_axe
 from serving import ANALYST, OPERATOR, TERMS, free_port, open_backend, tokens_of_both_roles
 
+from aggregator.service.actor import ServiceSettings
 from aggregator.service.api import Facts
-from aggregator.service.server import ServiceSettings
 from aggregator.session import PublicPool
 from fairpate.data.columns import Feature, feature_codes
 from fairpate.data.tables import form_of
 from fairpate.http_server import HttpServer
 from fairpate.pages import delta_text
-from fairpate.types import Budget
+from fairpate.types import QueryBudget
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -59,7 +59,7 @@ def serve(tmp_path):
     servers = []
 
     def start(*, max_queries=1000, tokens=tokens_of_both_roles, port=None):
-        budget = Budget(kind="query_count", epsilon=None, delta=1e-5, max_queries=max_queries)
+        budget = QueryBudget(kind="query_count", epsilon=None, delta=1e-5, max_queries=max_queries)
         terms = dataclasses.replace(TERMS, budget=budget)
         backend = open_backend(tmp_path / "ledger.sqlite", terms=terms, pool=TABLE, facts=FACTS)
         settings = ServiceSettings(port=port or free_port(), **({"tokens": tokens()} if tokens else {}))

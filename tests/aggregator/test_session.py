@@ -24,7 +24,7 @@ from aggregator.session import (
 from aggregator.store import LedgerError
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
-from fairpate.types import Budget, VoteBatch
+from fairpate.types import QueryBudget, VoteBatch
 
 
 @pytest.fixture
@@ -131,14 +131,17 @@ def test_votes_that_are_no_counts_of_all_teachers_are_refused_and_charge_nothing
 def test_a_batch_stops_at_the_exact_query_that_crosses_the_budget(batch, path, block_size):
     limit = (price(23) + price(24)) / 2
     result = ask(
-        batch, path, block_size=block_size, terms=within(Budget(kind="data_independent", delta=1e-5, epsilon=limit))
+        batch,
+        path,
+        block_size=block_size,
+        terms=within(QueryBudget(kind="data_independent", delta=1e-5, epsilon=limit)),
     )
     assert len(result.replies) == 23
     assert result.over_budget == 77
 
 
 def test_known_queries_are_answered_behind_the_one_that_crosses_the_budget(batch, path):
-    terms = within(Budget(kind="query_count", delta=1e-5, max_queries=3))
+    terms = within(QueryBudget(kind="query_count", delta=1e-5, max_queries=3))
     with Ledger(path, terms) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(3))
         first = asked.ask(queries_of(batch, [0, 1]), voter(batch))
@@ -150,7 +153,7 @@ def test_known_queries_are_answered_behind_the_one_that_crosses_the_budget(batch
 
 
 def test_a_reopened_ledger_remembers_what_is_spent(batch, path):
-    terms = within(Budget(kind="query_count", delta=1e-5, max_queries=30))
+    terms = within(QueryBudget(kind="query_count", delta=1e-5, max_queries=30))
     first = ask(batch, path, terms=terms)
     assert ask(batch, path, terms=terms).replies == first.replies
     with Ledger(path, terms) as ledger:
@@ -165,14 +168,14 @@ def test_a_data_dependent_budget_stops_before_the_price_of_the_votes_passes_it(b
         ).epsilon
         for n in (17, 18)
     ]
-    terms = within(Budget(kind="data_dependent", delta=1e-5, epsilon=sum(prices) / 2))
+    terms = within(QueryBudget(kind="data_dependent", delta=1e-5, epsilon=sum(prices) / 2))
     assert len(ask(batch, path, block_size=block_size, terms=terms).replies) == 17
     assert len(ask(batch, path, block_size=block_size, terms=terms).replies) == 17
 
 
 def test_an_estimate_says_what_asking_would_cost(batch, path):
     limit = (price(100) + price(101)) / 2
-    terms = within(Budget(kind="data_independent", delta=1e-5, epsilon=limit))
+    terms = within(QueryBudget(kind="data_independent", delta=1e-5, epsilon=limit))
     with Ledger(path, terms) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(3))
         asked.ask(queries_of(batch, range(10)), voter(batch))
@@ -183,7 +186,7 @@ def test_an_estimate_says_what_asking_would_cost(batch, path):
 
 
 def test_threads_together_never_pass_the_limit_and_agree_on_every_answer(batch, path):
-    terms = within(Budget(kind="query_count", delta=1e-5, max_queries=37))
+    terms = within(QueryBudget(kind="query_count", delta=1e-5, max_queries=37))
     rows_of = [np.random.default_rng(thread).permutation(60)[:45] for thread in range(8)]
     heard = [{} for _ in rows_of]
 
@@ -268,7 +271,7 @@ def test_the_bound_that_was_fixed_beforehand_follows_from_the_terms_alone():
     of_a_count = epsilon_fixed_beforehand(TERMS)
     assert of_a_count == pytest.approx(gaussian_epsilon(1000 * per_query, 1e-5), rel=0.02)
     for kind, expected in [("data_independent", 2.5), ("data_dependent", None)]:
-        terms = dataclasses.replace(TERMS, budget=Budget(kind=kind, delta=1e-5, epsilon=2.5))
+        terms = dataclasses.replace(TERMS, budget=QueryBudget(kind=kind, delta=1e-5, epsilon=2.5))
         assert epsilon_fixed_beforehand(terms) == expected
 
 

@@ -12,7 +12,7 @@ from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, fill, holds_all, reserve
 
 from aggregator import ledger_audit
-from aggregator.ledger import Ledger, OwnLimit, back_end
+from aggregator.ledger import CallerLimit, Ledger, back_end
 from aggregator.store import Head, Header, LedgerError, rows_after
 
 pytestmark = pytest.mark.usefixtures("light_runs")
@@ -37,7 +37,7 @@ EDITS = [
 def test_what_was_stored_is_there_for_the_next_writer_and_for_readers(place):
     with Ledger(place, TERMS) as ledger:
         fill(ledger)
-        ledger.limit("alice", OwnLimit(max_queries=7))
+        ledger.limit("alice", CallerLimit(max_queries=7))
         assert (ledger_audit.verify(place).reservations, ledger_audit.verify(place).open) == (3, 1)
     assert holds_all(place)
     with Ledger(place, TERMS, create=False) as ledger:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from serving import ANALYST, running, tokens_of_both_roles, until
 
-from aggregator.ledger import OwnLimit
+from aggregator.ledger import CallerLimit
 from aggregator.service.auth import (
     LiveTokens,
     TokenBook,
@@ -34,7 +34,7 @@ def store(tmp_path):
     return tmp_path / "tokens.json"
 
 
-def add(store, name, *, role="analyst", limit=OwnLimit(), expires_s=None):  # noqa: B008 - frozen
+def add(store, name, *, role="analyst", limit=CallerLimit(), expires_s=None):  # noqa: B008 - frozen
     return change(store, lambda s: added(s, name, role=role, limit=limit, expires_s=expires_s, now_s=time.time()))
 
 
@@ -99,13 +99,13 @@ def one_token(**changed):
     ],
 )
 def test_a_store_that_is_damaged_admits_nobody_and_is_named(store, damage, caplog):
-    token = add(store, "alice", limit=OwnLimit(max_queries=5))
+    token = add(store, "alice", limit=CallerLimit(max_queries=5))
     tokens = LiveTokens(TokenBook(store=store))
     assert tokens.caller(token) is not None
     tokens._look_again_s = 0
     store.write_text(damage)
     assert tokens.caller(token) is tokens.caller("t" * 32) is None
-    assert tokens.stored.limits == {"alice": OwnLimit(max_queries=5)}  # no limit is lifted by damage
+    assert tokens.stored.limits == {"alice": CallerLimit(max_queries=5)}  # no limit is lifted by damage
     assert "tokens.json: the token store is damaged" in caplog.text
     with pytest.raises(TokenError, match=r"tokens\.json: the token store is damaged"):
         add(store, "bob")
@@ -187,17 +187,17 @@ def test_without_a_place_for_the_mark_tokens_are_needed_all_the_same(tmp_path, c
 
 
 def test_a_name_keeps_its_limit_when_its_token_is_made_again(store):
-    add(store, "alice", limit=OwnLimit(max_queries=5))
+    add(store, "alice", limit=CallerLimit(max_queries=5))
     change(store, lambda s: (revoked(s, "alice"), None))
     add(store, "alice")
-    assert read_store(store).limits["alice"] == OwnLimit(max_queries=5)
+    assert read_store(store).limits["alice"] == CallerLimit(max_queries=5)
 
 
 def test_a_name_that_is_made_again_keeps_each_limit_that_is_not_stated(store):
-    add(store, "alice", limit=OwnLimit(epsilon=2.0, max_queries=5))
+    add(store, "alice", limit=CallerLimit(epsilon=2.0, max_queries=5))
     change(store, lambda s: (revoked(s, "alice"), None))
-    add(store, "alice", limit=OwnLimit(per_day=50, max_queries=9))
-    assert read_store(store).limits["alice"] == OwnLimit(epsilon=2.0, max_queries=9, per_day=50)
+    add(store, "alice", limit=CallerLimit(per_day=50, max_queries=9))
+    assert read_store(store).limits["alice"] == CallerLimit(epsilon=2.0, max_queries=9, per_day=50)
 
 
 def test_a_rotation_lengthens_no_token_that_was_to_end_sooner(store):
@@ -227,7 +227,7 @@ def test_a_token_that_was_rotated_out_is_never_good_for_longer(store, later):
 
 
 def test_what_ended_stays_ended_and_its_name_may_have_a_new_token(store):
-    first = add(store, "alice", limit=OwnLimit(max_queries=5))
+    first = add(store, "alice", limit=CallerLimit(max_queries=5))
     expire(store, time.time())
     for revive in (lambda s: (expired(s, "alice", expires_s=None), ""), lambda s: rotated(s, "alice", **OLD_AND_NOW)):
         with pytest.raises(TokenError, match="alice: this name has no valid token; add one"):
@@ -235,7 +235,7 @@ def test_what_ended_stays_ended_and_its_name_may_have_a_new_token(store):
     second = add(store, "alice")
     tokens = LiveTokens(TokenBook(store=store))
     assert (tokens.caller(first), tokens.caller(second).name) == (None, "alice")
-    assert tokens.stored.limits["alice"] == OwnLimit(max_queries=5)
+    assert tokens.stored.limits["alice"] == CallerLimit(max_queries=5)
 
 
 @pytest.mark.parametrize("name", ["", "two words", "a\nb", "../x", "x" * 65, "<b>"])
@@ -248,7 +248,7 @@ def test_unknown_names_and_names_that_are_taken_are_refused_with_those_there_are
     add(store, "alice")
     with pytest.raises(TokenError, match="has a token already"):
         add(store, "alice")
-    for function in (lambda s: limited(s, "bob", OwnLimit()), lambda s: revoked(s, "bob")):
+    for function in (lambda s: limited(s, "bob", CallerLimit()), lambda s: revoked(s, "bob")):
         with pytest.raises(TokenError, match=r"bob: this name has no valid token; .* names: alice"):
             change(store, lambda s, f=function: (f(s), None))
 

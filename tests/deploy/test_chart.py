@@ -18,7 +18,7 @@ from ray._raylet import AuthenticationTokenLoader
 from schemas import VERSIONS
 
 from aggregator.service.auth import TokenError, read_tokens
-from teachers.cluster import read_authentication_again
+from teachers.ray_cluster import read_authentication_again
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "deploy" / "helm"))

@@ -50,7 +50,7 @@ def made(tmp_path_factory):
     return {folder / "run": "/srv/fairpate/RUN", folder / "state": "/var/lib/fairpate/state"}
 
 
-COMPILED = ("aggregator.client", "aggregator.service.server", "fairpate.cli.services", "fairpate.run.publication")
+COMPILED = ("aggregator.client", "aggregator.service.actor", "fairpate.cli.services", "fairpate.run.publication")
 
 
 def replaced(text):

@@ -71,7 +71,7 @@ def test_version_and_help(fairpate):
         (["run", "--method=pate", "--set=aggregator={gate: {min_count: 2}}"], ["aggregator.gate: pate does not"]),
         (["run", "--method", "sgd", "--epsilon", "1"], ["target.epsilon: sgd does not read it"]),
         (["run", "--method", "no.such:Method"], ["no.such:Method cannot be imported", "module:Class"]),
-        (["run", "--method", "fairpate.types:Budget"], ["fairpate.types:Budget: expected a subclass"]),
+        (["run", "--method", "fairpate.types:QueryBudget"], ["fairpate.types:QueryBudget: expected a subclass"]),
         (["run", "missing.yaml", "--method", "dp_sgd"], ["missing.yaml", "no such file"]),
         (["methods", "dp_fermy"], ["method", "'dp_fermy'", "did you mean dp_fermi?"]),
         (["compare", "missing.yaml"], ["missing.yaml", "no such file"]),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fairpate.cli.base import EXAMPLES
+from fairpate.cli.commands import EXAMPLES
 from fairpate.methods.defaults import default_method
 from fairpate.report.metrics import Evaluation, evaluate
 from fairpate.report.records import Guarantee, RunStatement

@@ -11,7 +11,7 @@ from fairpate.data import load_data
 from fairpate.files import PlaceError, check_output
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.run.run import run_method
-from fairpate.types import Budget, GateRule
+from fairpate.types import GateRule, QueryBudget
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -119,9 +119,9 @@ def test_the_planned_queries_that_fit_are_those_whose_price_is_within_the_budget
         return epsilon([ConfidentGnmaxQueries(count=count, **vars(MECHANISM))], target_delta=1e-5).epsilon
 
     expected = int(np.searchsorted([price(count) for count in range(1, 301)], limit, side="right"))
-    budget = Budget(kind="data_independent", delta=1e-5, epsilon=limit)
+    budget = QueryBudget(kind="data_independent", delta=1e-5, epsilon=limit)
     assert queries_that_fit(terms(budget), 300) == expected
-    assert queries_that_fit(terms(Budget(kind="query_count", delta=1e-5, max_queries=7)), 300) == 7
+    assert queries_that_fit(terms(QueryBudget(kind="query_count", delta=1e-5, max_queries=7)), 300) == 7
 
 
 def test_a_declaration_given_to_a_comparison_is_called_one(fairpate, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairpate import __version__
-from fairpate.cli.base import EXAMPLE_FILES, EXAMPLES
+from fairpate.cli.commands import EXAMPLE_FILES, EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

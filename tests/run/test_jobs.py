@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-import teachers.cluster
+import teachers.ray_cluster
 from fairpate.cli import main
 from fairpate.run import jobs
 from fairpate.run.jobs import Cluster, Job, JobError, plan_job
@@ -143,7 +143,7 @@ def test_an_address_without_a_dashboard_ends_soon_with_the_address_and_what_to_d
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody listens; somebody listens and is silent; another program answers."""
-    monkeypatch.setattr(teachers.cluster, "_JOB_ANSWER_LIMIT_S", 0.3)
+    monkeypatch.setattr(teachers.ray_cluster, "_JOB_ANSWER_LIMIT_S", 0.3)
     import ray.job_submission  # noqa: F401 - which takes seconds on a busy machine
 
     before_s = time.monotonic()

@@ -12,7 +12,7 @@ import typer
 
 from fairpate import __version__
 from fairpate.cli import app
-from fairpate.cli.base import Commands
+from fairpate.cli.commands import Commands
 from fairpate.pages import percent
 from fairpate.terminal import Output, show, speaking
 

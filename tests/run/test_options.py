@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from fairpate import cli
-from fairpate.cli.base import Commands, Mode, Sets, in_modes
+from fairpate.cli.commands import Commands, Mode, Sets, in_modes
 from fairpate.types import UsageError
 
 pytestmark = pytest.mark.usefixtures("light_runs")

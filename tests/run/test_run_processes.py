@@ -14,7 +14,7 @@ import pytest
 import torch
 from small_runs import read_json, run
 
-from fairpate.cli.base import EXAMPLES
+from fairpate.cli.commands import EXAMPLES
 from fairpate.config import RayConfig
 from student.student import load_student
 

@@ -21,8 +21,8 @@ from page_references import References
 from serving import until
 
 from aggregator.ledger import Ledger
+from aggregator.service.actor import Service, ServiceSettings
 from aggregator.service.auth import read_tokens
-from aggregator.service.server import Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
 from aggregator.store import ledger_files
 from fairpate.config import RayConfig

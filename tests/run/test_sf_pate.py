@@ -12,7 +12,7 @@ import pytest
 import torch
 from small_runs import read_json
 
-from aggregator.service.server import ServiceSettings
+from aggregator.service.actor import ServiceSettings
 from fairpate.config import ConfigError, DataConfig, ShardsConfig, apply_override
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import sf_pate

@@ -11,7 +11,7 @@ from method_kinds import quick_and_slow
 
 from aggregator.ledger import Asker, Ledger
 from aggregator.ledger_audit import verify
-from aggregator.service.server import Backend
+from aggregator.service.actor import Backend
 from aggregator.session import AggregatorSession, Question
 from aggregator.store import LedgerError
 from fairpate.data import Dataset, load_data

@@ -51,7 +51,7 @@ RUNS = {  # one process runs them in this order, so each may find what those bef
 REFUSED = ("query --ids 0:2 ask 1", "serve nowhere")  # as far as their own modules go
 MODULES = (
     *("fairpate.config", "fairpate.data", "fairpate.privacy.accountant", "fairpate.methods.base"),
-    *("fairpate.methods.own_votes", "aggregator.client", "aggregator.service.server", "fairpate.methods.dp_sgd"),
+    *("fairpate.methods.own_votes", "aggregator.client", "aggregator.service.actor", "fairpate.methods.dp_sgd"),
     *("fairpate.methods.dp_fermi", "fairpate.methods.f_ld", "fairpate.methods.dp_fair_learning"),
     "fairpate.methods.raco_dp",
 )

@@ -10,7 +10,7 @@ import pytest
 from serving import free_port, ids
 from test_votes_made_elsewhere import CLASSES, table, written
 
-from aggregator.service.server import AggregatorActor, ServiceSettings
+from aggregator.service.actor import AggregatorActor, ServiceSettings
 from fairpate.http_server import HttpServer, ServiceError
 from fairpate.releases.directory import RunDirectory
 from fairpate.releases.run_ledger import place_of

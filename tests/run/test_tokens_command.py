@@ -5,7 +5,7 @@ import time
 import pytest
 from serving import TERMS
 
-from aggregator.ledger import Ledger, OwnLimit
+from aggregator.ledger import CallerLimit, Ledger
 from aggregator.service.auth import LiveTokens, TokenBook, read_store, token_digest
 from fairpate.releases.directory import RunDirectory
 
@@ -27,7 +27,7 @@ def test_a_token_is_printed_once_and_only_its_digest_is_kept(fairpate, run):
     (stored,) = read_store(run.tokens).tokens
     assert stored.sha256 == token_digest(token.strip()).hex()
     assert stored.expires_s == pytest.approx(time.time() + 30 * 86400, abs=60)
-    assert read_store(run.tokens).limits == {"alice": OwnLimit(max_queries=500)}
+    assert read_store(run.tokens).limits == {"alice": CallerLimit(max_queries=500)}
     assert token.strip() not in run.tokens.read_text()
     listed = fairpate("tokens", "list", str(run.root))[1]
     assert "alice" in listed
@@ -42,7 +42,7 @@ def test_a_quota_of_an_operator_who_has_none_is_refused(fairpate, run):
     assert fairpate("tokens", "add", folder, "root", "--role", "operator", "--queries", "9")[0] == 0
     code, _, errors = fairpate("tokens", "limit", folder, "root", "--per-day", "5")
     assert (code, "--per-day" in errors) == (2, True)
-    assert read_store(run.tokens).limits == {"root": OwnLimit(max_queries=9)}
+    assert read_store(run.tokens).limits == {"root": CallerLimit(max_queries=9)}
     assert fairpate("tokens", "revoke", folder, "root")[0] == 0
 
 
@@ -59,7 +59,7 @@ def test_limit_expire_rotate_and_revoke_change_what_a_service_reads(fairpate, ru
     folder = str(run.root)
     first = fairpate("tokens", "add", folder, "root", "--role", "operator")[1]
     assert fairpate("tokens", "limit", folder, "root", "--epsilon", "1.5", "--queries", "20")[0] == 0
-    assert read_store(run.tokens).limits["root"] == OwnLimit(epsilon=1.5, max_queries=20)
+    assert read_store(run.tokens).limits["root"] == CallerLimit(epsilon=1.5, max_queries=20)
     assert fairpate("tokens", "expire", folder, "root", "2027-01-31")[0] == 0
     assert read_store(run.tokens).tokens[0].expires_s == 1801353600  # date --utc --date=2027-01-31 +%s
     assert fairpate("tokens", "expire", folder, "root", "never")[0] == 0
@@ -72,20 +72,20 @@ def test_limit_expire_rotate_and_revoke_change_what_a_service_reads(fairpate, ru
 
 def test_a_token_store_that_was_lost_takes_no_limit_with_it(fairpate, run):
     with Ledger(run.ledger, TERMS) as ledger:
-        ledger.limit("alice", OwnLimit(epsilon=2.0, max_queries=7))
+        ledger.limit("alice", CallerLimit(epsilon=2.0, max_queries=7))
     assert fairpate("tokens", "add", str(run.root), "alice", "--per-day", "5", "--queries", "9")[0] == 0
     assert fairpate("tokens", "add", str(run.root), "bob", "--per-day", "5")[0] == 0
     found = read_store(run.tokens).limits
-    assert found == {"alice": OwnLimit(epsilon=2.0, max_queries=9, per_day=5.0), "bob": OwnLimit(per_day=5.0)}
+    assert found == {"alice": CallerLimit(epsilon=2.0, max_queries=9, per_day=5.0), "bob": CallerLimit(per_day=5.0)}
 
 
 def test_a_list_shows_limits_that_stand_in_the_ledger_alone(fairpate, run):
     with Ledger(run.ledger, TERMS) as ledger:
-        ledger.limit("alice", OwnLimit(max_queries=41))
-        ledger.limit("bob", OwnLimit(max_queries=42))
-        ledger.limit("carol", OwnLimit(max_queries=43))
-        ledger.limit("dave", OwnLimit(max_queries=45))
-        ledger.limit("dave", OwnLimit())
+        ledger.limit("alice", CallerLimit(max_queries=41))
+        ledger.limit("bob", CallerLimit(max_queries=42))
+        ledger.limit("carol", CallerLimit(max_queries=43))
+        ledger.limit("dave", CallerLimit(max_queries=45))
+        ledger.limit("dave", CallerLimit())
     fairpate("tokens", "add", str(run.root), "bob")
     fairpate("tokens", "add", str(run.root), "carol")
     fairpate("tokens", "limit", str(run.root), "carol", "--queries", "44")

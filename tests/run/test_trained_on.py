@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from aggregator.service.server import ServiceSettings
+from aggregator.service.actor import ServiceSettings
 from fairpate.config import ConfigError, DataConfig, SweepConfig, parse_config
 from fairpate.data import Dataset, load_data
 from fairpate.estimators import FairClassifier

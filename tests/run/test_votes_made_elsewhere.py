@@ -17,7 +17,7 @@ from serving import free_port, ids
 from small_runs import open_terms, read_json
 
 from aggregator.mechanism import ConfidentGnmax
-from aggregator.service.server import ServiceSettings
+from aggregator.service.actor import ServiceSettings
 from aggregator.session import mechanism_within
 from fairpate.http_server import HttpServer
 from fairpate.methods.base import configured

@@ -21,9 +21,9 @@ import pytest
 import ray
 
 from fairpate.config import RayConfig
-from teachers import cluster
-from teachers.cluster import head_watched, last_words, read_authentication_again, require_head
+from teachers import ray_cluster
 from teachers.ensemble import PoolError
+from teachers.ray_cluster import head_watched, last_words, read_authentication_again, require_head
 from teachers.ray_pool import _session_folder, start_ray
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -88,7 +88,7 @@ def answering(reply: bytes | None) -> Iterator[str]:
 )
 def test_what_is_no_head_is_said_at_once(reply: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself waits for minutes, whatever listens there."""
-    monkeypatch.setattr(cluster, "_HEAD_LIMIT_S", 0.4)
+    monkeypatch.setattr(ray_cluster, "_HEAD_LIMIT_S", 0.4)
     with answering(reply) as address, pytest.raises(PoolError, match=f"RAY_ADDRESS={address}: .*{words}"):
         require_head(address)
     with answering(reply) as address, pytest.raises(PoolError, match=words):
