@@ -44,7 +44,6 @@ from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.data.declaration import read_declaration
 from fairpate.data.embedding import save_embedding
-from fairpate.data.features import embedded
 from fairpate.data.from_arrays import (
     GIVEN,
     NO_LABEL,
@@ -61,6 +60,7 @@ from fairpate.data.from_arrays import (
 )
 from fairpate.data.given import values_of
 from fairpate.data.overlap import PUBLIC_RECORD, doubts, require_no_copy
+from fairpate.data.registry import embedded
 from fairpate.fairness import group_tables
 from fairpate.methods.base import Method, Price, Stream, configured, find_method
 from fairpate.methods.defaults import FITTED, fitted_to, kind_of_teachers
@@ -69,10 +69,11 @@ from fairpate.pages import delta_caution, epsilon_text
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.releases.directory import write_json
 from fairpate.run.folder import create_run_directory, record_data
+from fairpate.run.forecast import public_units
 from fairpate.run.private_metrics import Assessment, assess
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import train_model
-from fairpate.run.statement import public_units, statement_of
+from fairpate.run.statement import stated_units, statement_of
 from fairpate.run.tracking import log_to_mlflow
 from fairpate.terminal import Reporter, require_extra
 from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict
@@ -421,7 +422,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
         fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
         remarks += [f"{fitted}{REMARKS['unaccounted']}", *([] if self.odometer else [REMARKS["not_counted"]])]
-        units = public_units(config, dataset, trained.events)
+        units = stated_units(config, dataset, trained.events)
         self.statement_ = statement_of(config, trained, remarks=remarks, units=units)
         # The data set is embedded already. If there are many records, the first ones suffice.
         judged = dataset.private.take(range(min(len(dataset.private), _MOST_JUDGED)))

@@ -34,9 +34,9 @@ from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import Odometer, spent
 from fairpate.run import choice
 from fairpate.run.choice import score_of
-from fairpate.run.forecast import question_above
+from fairpate.run.forecast import public_units, question_above
 from fairpate.run.private_metrics import WEIGHT, require_kept_names
-from fairpate.run.statement import public_units, statement_of
+from fairpate.run.statement import statement_of
 from fairpate.terminal import Reporter
 from fairpate.types import REMARKS, PrivacyStatement
 

@@ -28,7 +28,7 @@ from fairpate.config import merge, read_yaml
 from fairpate.data import load_data
 from fairpate.methods.base import configured
 from fairpate.methods.f_ld import calibrated_noise, parity_of, train_f_ld
-from fairpate.run.model import initial_model
+from fairpate.run.run import initial_model
 
 FILE = Path(__file__).parents[2] / "configs" / "train" / "bank.yaml"
 CLIP_NORMS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

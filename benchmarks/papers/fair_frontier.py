@@ -37,7 +37,7 @@ from fairpate.fairness.rates import dp_one_vs_rest, dp_pairwise, joint_table
 from fairpate.methods.base import Method, Training, configured
 from fairpate.nn.fit import predict_probabilities
 from fairpate.releases.directory import RunDirectory
-from fairpate.run.model import initial_model
+from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter
 
 BOUNDS = (0.01, 0.02, 0.05, 0.1)

@@ -23,7 +23,7 @@ from torch.nn import functional
 from fairpate.data import Dataset, load_data
 from fairpate.methods.f_ld import parity_of, train_f_ld
 from fairpate.report.metrics import evaluate
-from fairpate.run.model import initial_model
+from fairpate.run.run import initial_model
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 
 SWEEP = Path(__file__).parents[2] / "configs" / "paper" / "mean_parity.yaml"

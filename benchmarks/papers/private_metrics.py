@@ -51,7 +51,7 @@ from fairpate.methods.base import Price, configured
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables
-from fairpate.releases.arrays import ReleasedArrays
+from fairpate.releases.directory import ReleasedArrays
 from fairpate.report.metrics import GAPS
 from fairpate.run import private_metrics
 from fairpate.run.choice import choice_among, group_weights, score_of, select_by_trials, select_settings

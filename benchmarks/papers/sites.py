@@ -367,8 +367,7 @@ class Hospitals:
 
     def __init__(self, data: str, folder: Path, *, sites: int, by: str | None, options: dict[str, Any]) -> None:
         from fairpate.config import DataConfig
-        from fairpate.data.features import embedded
-        from fairpate.data.registry import load_at_site
+        from fairpate.data.registry import embedded, load_at_site
         from fairpate.sites.simulate import deal, site_folders
 
         source = DataConfig(name=data, options=options, data_dir=Path(os.environ["FAIRPATE_DATA"]))
@@ -426,7 +425,7 @@ class Hospitals:
     def accuracy(self, config: Any, released: Any) -> float:
         """The accuracy of the model that is learned from a release."""
         from fairpate.nn.fit import predict_logits
-        from fairpate.run.model import initial_model
+        from fairpate.run.run import initial_model
 
         training = self.training(self.together, None)
         trained = config.learn(replace(training, model=initial_model(config, self.together)), released)

@@ -157,9 +157,8 @@ def _dry_run(
     from fairpate.pages import delta_caution
     from fairpate.releases.directory import RunDirectory
     from fairpate.run.folder import check_run_directory, load_for
-    from fairpate.run.forecast import describe, forecast, other_voters
+    from fairpate.run.forecast import describe, forecast, other_voters, public_units
     from fairpate.run.run import check_data
-    from fairpate.run.statement import public_units
 
     config.require_trainable()
     folder = check_run_directory(config)

@@ -1,21 +1,17 @@
-"""A data set whose features are computed: coordinates in a public embedding, histograms of a picture's edges, or the
-vector of a public encoder."""
+"""Features computed from pictures: histograms of edges, the vector of a public encoder, or a user's own function."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fairpate import config as configuration
 from fairpate import encoders
-from fairpate.config import CODE_NAME, REMEDY, EmbeddingConfig
-from fairpate.data.columns import HASHED, even_records
-from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
-from fairpate.data.embedding import Embedding
+from fairpate.config import CODE_NAME, REMEDY
+from fairpate.data.dataset import LoadedRecords, Option
 from fairpate.data.large_arrays import Pixels, kept_pixels
 from fairpate.files import cache_dir
 from fairpate.lazy import torch
@@ -27,8 +23,6 @@ if TYPE_CHECKING:
 
 CACHE_VERSION = 1  # raise it with any change that computes other vectors from the same pictures
 _PICTURES_HASHED_AT_ONCE = 1024
-_EXAMPLES = 256
-_MADE_UP, _REPLACED = 400, 4  # records without public ones, and how many each public record replaces
 FEATURES = Option(
     default="pixels",
     allowed=("pixels", "oriented_gradients"),
@@ -122,56 +116,3 @@ def feature_names() -> tuple[str, ...]:
     return tuple(
         f"direction {180 * d // NUM_DIRECTIONS}, row {i}, column {j}" for d in directions for i in cells for j in cells
     )
-
-
-def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) -> Dataset:
-    """Return the data set with the features of every split replaced by coordinates, from the given ``embedding`` or
-    from one that is fitted to the public records; unchanged if ``embedding`` is None.
-
-    If there are few public records and every feature is a declared number or category, made-up records are added to
-    them (:func:`completed_pool`). DataSettingsError if there is no public or made-up record to fit an embedding to.
-    """
-    if embedding is None:
-        return dataset
-    pool = completed_pool(dataset)
-    if isinstance(embedding, EmbeddingConfig):
-        if not len(pool):
-            raise DataSettingsError(
-                f"data.embedding: {dataset.name} has no public records to fit an embedding to, and some features lack "
-                "declared bounds or categories; name a file of public records (files.public), raise data.num_public, "
-                "or set data.embedding to null."
-            )
-        embedding = Embedding.of(pool, embedding, parts=_parts(dataset))
-    splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
-    names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
-    # A copy: a view of a few records would keep all of the pool in memory.
-    before = BeforeEmbedding(examples=pool[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
-    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, before_embedding=before, **splits)
-
-
-def _parts(dataset: Dataset) -> tuple[int, ...]:
-    """Return the lengths of the vectors that make up a record, if records are vectors of an encoder or contain hashed
-    text; empty for others."""
-    size = dataset.public.x.shape[-1]
-    if dataset.encoder is not None:
-        return dataset.encoder.parts(size)
-    codes = dataset.feature_codes
-    if not any(code.kind == HASHED for code in codes):
-        return ()
-    # Each column of text is a part, and so are the columns between them together.
-    runs = itertools.groupby(codes, key=lambda code: code.column if code.kind == HASHED else "")
-    return tuple(len([*run]) for _, run in runs)
-
-
-def completed_pool(dataset: Dataset) -> Tensor:
-    """Return the public records (M, ...) of ``dataset``, to which an embedding is fitted. If a declared table has fewer
-    than 100 of them, made-up records are added.
-
-    The embedding then covers every declared column, and adapts to the public records that exist.
-    """
-    pool, codes = dataset.public.x, dataset.feature_codes
-    # The numbers of a vector have no declared bounds, and no declaration says what a text is.
-    count = _MADE_UP - _REPLACED * len(pool)
-    if count <= 0 or not codes or any(code.kind in ("element", HASHED) for code in codes):
-        return pool
-    return torch.cat([pool, torch.from_numpy(even_records(codes, count))])

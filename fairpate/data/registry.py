@@ -2,7 +2,7 @@
 
 The project has loaders of pictures, and tables that the YAML files in `codebooks/` declare; a user's records are
 declared the same way. Loaders scale by public constants, and the division into splits uses only record names. Nothing
-is fitted to private records, and to public ones only if an embedding is configured.
+is fitted to private records, and to public ones only if an embedding is configured (:func:`embedded`).
 
 Descriptions count private records exactly: they are for people who may see the data, never for `public/`.
 
@@ -25,12 +25,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fairpate.config import DataConfig, nearest, parse_config, read_yaml
+from fairpate.config import DataConfig, EmbeddingConfig, nearest, parse_config, read_yaml
 from fairpate.data import dataset as datasets
 from fairpate.data import table_files
-from fairpate.data.dataset import Dataset, DatasetEntry, Described, LoadedRecords, Part, Request, SourceFile, find
+from fairpate.data.columns import HASHED, even_records
+from fairpate.data.dataset import (
+    BeforeEmbedding,
+    Dataset,
+    DatasetEntry,
+    Described,
+    LoadedRecords,
+    Part,
+    Request,
+    SourceFile,
+    find,
+)
 from fairpate.data.declaration import PARTS, entry_of, read_declaration, read_records
-from fairpate.data.features import embedded, encoder_of, with_features
+from fairpate.data.embedding import Embedding
+from fairpate.data.features import encoder_of, with_features
 from fairpate.data.given import as_table
 from fairpate.data.large_arrays import Names
 from fairpate.data.overlap import require_apart
@@ -352,6 +364,63 @@ def _first_pictures(
     wanted = pa.array(list(itertools.islice(public.record_id, _PICTURES_KEPT)), pa.large_string())
     rows = pc.index_in(wanted, value_set=Names(loaded.records.record_id).packed).to_numpy()
     return loaded.records.x[torch.from_numpy(rows.astype(np.int64))]
+
+
+_EXAMPLES = 256
+_MADE_UP, _REPLACED = 400, 4  # records without public ones, and how many each public record replaces
+
+
+def embedded(dataset: Dataset, embedding: Embedding | EmbeddingConfig | None) -> Dataset:
+    """Return the data set with the features of every split replaced by coordinates, from the given ``embedding`` or
+    from one that is fitted to the public records; unchanged if ``embedding`` is None.
+
+    If there are few public records and every feature is a declared number or category, made-up records are added to
+    them (:func:`completed_pool`). DataSettingsError if there is no public or made-up record to fit an embedding to.
+    """
+    if embedding is None:
+        return dataset
+    pool = completed_pool(dataset)
+    if isinstance(embedding, EmbeddingConfig):
+        if not len(pool):
+            raise DataSettingsError(
+                f"data.embedding: {dataset.name} has no public records to fit an embedding to, and some features lack "
+                "declared bounds or categories; name a file of public records (files.public), raise data.num_public, "
+                "or set data.embedding to null."
+            )
+        embedding = Embedding.of(pool, embedding, parts=_parts(dataset))
+    splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
+    names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
+    # A copy: a view of a few records would keep all of the pool in memory.
+    before = BeforeEmbedding(examples=pool[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
+    return replace(dataset, kind="tabular", feature_names=names, embedding=embedding, before_embedding=before, **splits)
+
+
+def _parts(dataset: Dataset) -> tuple[int, ...]:
+    """Return the lengths of the vectors that make up a record, if records are vectors of an encoder or contain hashed
+    text; empty for others."""
+    size = dataset.public.x.shape[-1]
+    if dataset.encoder is not None:
+        return dataset.encoder.parts(size)
+    codes = dataset.feature_codes
+    if not any(code.kind == HASHED for code in codes):
+        return ()
+    # Each column of text is a part, and so are the columns between them together.
+    runs = itertools.groupby(codes, key=lambda code: code.column if code.kind == HASHED else "")
+    return tuple(len([*run]) for _, run in runs)
+
+
+def completed_pool(dataset: Dataset) -> "torch.Tensor":
+    """Return the public records (M, ...) of ``dataset``, to which an embedding is fitted. If a declared table has fewer
+    than 100 of them, made-up records are added.
+
+    The embedding then covers every declared column, and adapts to the public records that exist.
+    """
+    pool, codes = dataset.public.x, dataset.feature_codes
+    # The numbers of a vector have no declared bounds, and no declaration says what a text is.
+    count = _MADE_UP - _REPLACED * len(pool)
+    if count <= 0 or not codes or any(code.kind in ("element", HASHED) for code in codes):
+        return pool
+    return torch.cat([pool, torch.from_numpy(even_records(codes, count))])
 
 
 def _declared_units(config: DataConfig, entry: DatasetEntry, unit: Unit) -> int | None:

@@ -19,7 +19,7 @@ from fairpate.config import EMBEDDED_NORM
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding
-from fairpate.data.features import embedded
+from fairpate.data.registry import embedded
 from fairpate.methods.base import Audited
 from fairpate.methods.shadows import (
     COPIES,
@@ -44,7 +44,7 @@ from fairpate.methods.shadows import (
 )
 from fairpate.privacy import mechanism_events
 from fairpate.privacy.audit_bounds import Claimed, Coins, Drawn, NoiseSeen, Numbers, Seen, Shadows
-from fairpate.releases.arrays import ReleasedArrays, read_release
+from fairpate.releases.directory import ReleasedArrays, read_release
 from fairpate.types import FloatArray, IntArray
 
 Shown = Callable[[str, IntArray], IntArray]

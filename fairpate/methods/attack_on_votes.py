@@ -20,7 +20,7 @@ from aggregator.session import mechanism_within
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding
-from fairpate.data.features import embedded
+from fairpate.data.registry import embedded
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.methods.base import Audited
 from fairpate.methods.noisy_counts import NoisyCounts, ThresholdsConfig

@@ -44,8 +44,14 @@ from fairpate.pages import percent
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.releases.arrays import ReleasedArrays, read_release, require_same_settings
-from fairpate.releases.directory import DataRecord, RunDirectory, RunFolderError
+from fairpate.releases.directory import (
+    DataRecord,
+    ReleasedArrays,
+    RunDirectory,
+    RunFolderError,
+    read_release,
+    require_same_settings,
+)
 from fairpate.releases.run_ledger import Charging
 from fairpate.terminal import Reporter
 from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, VoteBatch, stream_seed

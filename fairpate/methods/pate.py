@@ -46,8 +46,18 @@ from fairpate.methods.voting import (
 )
 from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
-from fairpate.releases.arrays import Origin, ReleasedArrays, read_release, require_same_settings, save_release
-from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_labels, read_votes, write_votes
+from fairpate.releases.directory import (
+    Origin,
+    ReleasedArrays,
+    RunDirectory,
+    RunDirectoryError,
+    read_labels,
+    read_release,
+    read_votes,
+    require_same_settings,
+    save_release,
+    write_votes,
+)
 from fairpate.terminal import Reporter
 from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
 

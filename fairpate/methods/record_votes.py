@@ -66,7 +66,7 @@ from fairpate.methods.learning import fit_student, passing
 from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
-from fairpate.releases.arrays import ReleasedArrays
+from fairpate.releases.directory import ReleasedArrays
 from fairpate.report.population import PrivatePopulation, private_population
 from fairpate.types import FloatArray, GateRule, IntArray, LabelledSet, RealArray, Unit, stream_seed
 

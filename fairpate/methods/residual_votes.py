@@ -73,7 +73,7 @@ from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
-from fairpate.releases.arrays import ReleasedArrays
+from fairpate.releases.directory import ReleasedArrays
 from fairpate.types import FloatArray, IntArray
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_o
 from fairpate.methods.voting import choose_queries
 from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
-from fairpate.releases.arrays import ReleasedArrays
+from fairpate.releases.directory import ReleasedArrays
 from fairpate.types import IntArray
 
 

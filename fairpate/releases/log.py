@@ -19,8 +19,16 @@ from fairpate.files import PathIn, arrays_digest
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.mechanism_events import beyond, covering, event_from, merged
-from fairpate.releases.arrays import Origin, ReleasedArrays, read_release, require_same_settings, save_release
-from fairpate.releases.directory import RunDirectory, RunDirectoryError, write_json
+from fairpate.releases.directory import (
+    Origin,
+    ReleasedArrays,
+    RunDirectory,
+    RunDirectoryError,
+    read_release,
+    require_same_settings,
+    save_release,
+    write_json,
+)
 from fairpate.releases.odometer import (
     Odometer,
     OdometerError,

@@ -82,10 +82,10 @@ from fairpate.privacy.audit_bounds import (
 )
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables, event_from, event_json
-from fairpate.releases.arrays import read_release
 from fairpate.releases.directory import (
     DataRecord,
     RunDirectory,
+    read_release,
     read_statement,
     require_data,
     require_data_by_name,
@@ -96,9 +96,9 @@ from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, Single
 from fairpate.run.bounded_answers import AskedBound
 from fairpate.run.bundle import alike
 from fairpate.run.folder import finished_run, load_for
-from fairpate.run.model import initial_model
 from fairpate.run.private_metrics import draw_table, lone_predictions, scores_of
 from fairpate.run.publication import renew_report
+from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter, duration
 from fairpate.types import FloatArray, IntArray, heard_by, strict
 from student.student import load_student

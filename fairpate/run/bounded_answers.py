@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from student.student import Student
 
 
-def check_bound(config: Method, dataset: Dataset) -> None:
-    """Raise ConfigError if the bound ``student.reject`` cannot be tested on the data set."""
-    bound = config.student.reject
-    if bound is None:
-        return
+def check_bound(bound: ErrorBound, config: Method, dataset: Dataset) -> None:
+    """Raise ConfigError if ``bound``, the setting ``student.reject``, cannot be tested on the data set."""
     if bound.of != "error" and dataset.num_classes != 2:
         raise ConfigError(
             f"student.reject.of: {bound.of} needs two classes, and {dataset.name} has {dataset.num_classes}; set "

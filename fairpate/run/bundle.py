@@ -32,8 +32,15 @@ from fairpate.pages import at_most, counted, delta_caution, delta_text, epsilon_
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
-from fairpate.releases.arrays import read_release
-from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
+from fairpate.releases.directory import (
+    RunDirectory,
+    RunDirectoryError,
+    read_json,
+    read_labels,
+    read_release,
+    read_statement,
+    run_at,
+)
 from fairpate.report.metrics import GAPS, Evaluation, with_labels
 from fairpate.report.model_card import CardData, IntendedUse, card_page, card_text
 from fairpate.report.records import Guarantee

@@ -45,24 +45,32 @@ from fairpate.privacy.accountant import Event, PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.laplace import choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
-from fairpate.releases.arrays import Origin, ReleasedArrays, read_release
 from fairpate.releases.directory import (
+    Origin,
+    ReleasedArrays,
     RunDirectory,
     RunDirectoryError,
     RunFolderError,
     changed_fields,
     read_json,
+    read_release,
     sole_worker,
     write_json,
 )
 from fairpate.releases.log import ReleaseLog, read_receipt
 from fairpate.releases.odometer import Odometer
 from fairpate.run.folder import environment
-from fairpate.run.forecast import announce_delta, announce_spending
-from fairpate.run.model import check_model_files, with_pinned_weights
+from fairpate.run.forecast import announce_delta, announce_spending, public_units
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
-from fairpate.run.run import check_data, one_release, publish_trained, run_method, trained_student
-from fairpate.run.statement import public_units
+from fairpate.run.run import (
+    check_data,
+    check_model_files,
+    one_release,
+    publish_trained,
+    run_method,
+    trained_student,
+    with_pinned_weights,
+)
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by, stream_seed
 from student.student import Student, load_student, save_student

@@ -66,9 +66,8 @@ from fairpate.run import sweep as sweeps
 from fairpate.run.cost_of_choice import state_choices
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.forecast import announce_delta, question_above
-from fairpate.run.model import with_pinned_weights
 from fairpate.run.publication import comparison_html, read_claims
-from fairpate.run.run import check_data, make_release, run_method
+from fairpate.run.run import check_data, make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, heard_by, restored

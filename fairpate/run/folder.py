@@ -31,8 +31,7 @@ from fairpate.config import ConfigError, DataConfig, read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, read_embedding
-from fairpate.data.features import embedded
-from fairpate.data.registry import load_at_site
+from fairpate.data.registry import embedded, load_at_site
 from fairpate.files import PathIn, check_output, make_folder, private_folder
 from fairpate.methods.base import Method, Stream, config_digest, configured, determining_values
 from fairpate.releases.directory import (

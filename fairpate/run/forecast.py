@@ -310,6 +310,11 @@ def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_o
         reporter.consent(question)
 
 
+def public_units(config: Method, dataset: Dataset) -> int | None:
+    """Return the declared number of protected units, which is public; None if none is declared."""
+    return config.declared_units if dataset.declared_units is None else dataset.declared_units
+
+
 def announce_delta(delta: float, units: int | None, unit: types.Unit, reporter: Reporter, *, is_own: bool) -> None:
     """Print a caution if ``delta`` is large for the public number of ``units`` (None: not public). Ask for confirmation
     if it is so large that a guarantee says next to nothing, and the records are the user's own (``is_own``)."""

@@ -54,8 +54,7 @@ from fairpate.privacy import discrete_gaussian
 from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource, buffered, sample_discrete_gaussian
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
-from fairpate.releases.arrays import ReleasedArrays, read_release
-from fairpate.releases.directory import RunDirectory
+from fairpate.releases.directory import ReleasedArrays, RunDirectory, read_release
 from fairpate.releases.log import MetricsFolder, ReleaseLog, read_receipt
 from fairpate.report import metrics
 from fairpate.report.answers import AnswerGuarantee

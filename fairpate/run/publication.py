@@ -21,7 +21,8 @@ from fairpate import __version__
 from fairpate.config import CODE_NAME, ConfigError, DataConfig, parse_config, read_yaml
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import DatasetEntry, sha256_of
-from fairpate.data.features import completed_pool, feature_names
+from fairpate.data.features import feature_names
+from fairpate.data.registry import completed_pool
 from fairpate.encoders import Encoder
 from fairpate.files import write_atomically
 from fairpate.methods.base import looks_of, method_title

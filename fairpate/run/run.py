@@ -6,6 +6,9 @@ written to ``private/``. Everything else is published with the statement of its 
 only through the events of the method's releases (:class:`fairpate.releases.log.ReleaseLog`), and test records through
 exact metrics, which no guarantee covers unless they are asked for as private.
 
+The model starts from random or given weights, which must fit the records (:func:`initial_model`); public records may
+label and calibrate it after training (:func:`post_process`).
+
 A stage whose file exists is finished and is read back, so that a repeated command resumes the run. A released model is
 never trained again.
 """
@@ -16,34 +19,40 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from fairpate import types
-from fairpate.config import AugmentConfig, ConfigError, DataConfig, Override, values_digest
+from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Override, values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.data.overlap import doubts_of, require_apart
 from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
-from fairpate.methods.base import Method, ReleasingMethod, Trained, Training
+from fairpate.methods.base import Method, ReleasingMethod, Stream, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.voting import ReleasedLabels
+from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
+from fairpate.nn.models import build_model, pin_weights
 from fairpate.pages import listed, percent
 from fairpate.privacy.accountant import PureReleases
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.releases.arrays import Origin, ReleasedArrays, read_release, save_release, take_release
 from fairpate.releases.directory import (
+    Origin,
+    ReleasedArrays,
     RunDirectory,
     RunDirectoryError,
     read_json,
+    read_release,
     read_statement,
+    save_release,
     sole_worker,
+    take_release,
     write_json,
 )
 from fairpate.releases.log import ReleaseLog
@@ -53,8 +62,7 @@ from fairpate.run import folder as folders
 from fairpate.run.baseline import without_privacy
 from fairpate.run.bounded_answers import check_bound
 from fairpate.run.folder import as_trained, create_run_directory, record_data
-from fairpate.run.forecast import announce_delta, announce_spending, cautions, known_beforehand, unheard
-from fairpate.run.model import check_model_files, initial_model, post_process, student_card, with_pinned_weights
+from fairpate.run.forecast import announce_delta, announce_spending, cautions, known_beforehand, public_units, unheard
 from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import (
     Assessment,
@@ -65,10 +73,11 @@ from fairpate.run.private_metrics import (
     table_event,
 )
 from fairpate.run.publication import write_portable, write_reports
-from fairpate.run.statement import public_units, state_release, with_lost_tables
+from fairpate.run.statement import state_release, with_lost_tables
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, Relation, UserError, strict
-from student.student import Student, save_student
+from fairpate.types import PrivacyStatement, Relation, UserError, stream_seed, strict
+from student.card import StudentCard
+from student.student import PublicRecords, Student, save_student, train_student
 from teachers.ray_cluster import require_cluster
 from teachers.ray_pool import open_pool
 from teachers.vectors import vectors_on
@@ -76,6 +85,7 @@ from teachers.work import tallied
 
 # Makes the noisy sum over several sites from which a run draws its release.
 Sums = Callable[[RunDirectory, ReleaseLog], base.NoisySum]
+AnyMethod = TypeVar("AnyMethod", bound=Method)
 # Label of the noise in the odometer's row for exact metrics of test records that a hash drew from private ones.
 EXACT_METRICS = "exact metrics of private test records: not private"
 
@@ -115,7 +125,8 @@ def check_data(config: Method, dataset: Dataset) -> None:
                     "method that protects whole records."
                 )
     config.check_data(dataset)
-    check_bound(config, dataset)
+    if config.student.reject is not None:
+        check_bound(config.student.reject, config, dataset)
     if config.evaluation.metrics != "outside":
         check_metrics(config, dataset)
 
@@ -451,7 +462,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Released
                 raise RunDirectoryError(
                     f"{run.statement}: missing, although {run.student} was released with it; {remedy}."
                 )
-            # A version without an odometer may have released it, or another odometer may know the release.
+            # Another odometer may know the release, and this one not.
             statement = read_statement(run)
             log.count_published(list(map(event_from, statement.events)), noise=statement.noise)
             if run.choice.exists():
@@ -472,6 +483,116 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Released
     # Last of all: the cost of a model that exists has been stated and charged.
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
+
+
+def with_pinned_weights(config: AnyMethod) -> AnyMethod:
+    """Return ``config`` with the checksum of its file of initial weights, if it names such a file, so that the same
+    weights are used when the run is repeated. The weights `imagenet` are downloaded if missing."""
+    for model in config.networks.values():
+        if model.weights is not None:
+            pinned = config.backbone.model_copy(update={"weights": pin_weights(model).weights})
+            return config.model_copy(update={"backbone": pinned})
+    return config
+
+
+def published_model(config: Method) -> ModelConfig:
+    """Return the architecture of the published model: ``student.model``, or with self-labelling that of the second
+    student, which learns from the labels of the first."""
+    name = config.public_data.self_label
+    return config.student_training.model if name in (None, config.student.model.name) else ModelConfig(name=name)
+
+
+def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
+    """Return the model from which training starts. Its initial weights are those of the configured weights file, or
+    else random, from the run's seed. If pre-training is configured, the model is then trained on public pictures.
+
+    ``architecture``: the layers of the model; None: those of ``student.model``.
+    """
+    architecture = architecture or config.student_training.model
+    shape, seed = tuple(dataset.public.x.shape[1:]), stream_seed(config.seed, Stream.MODEL)
+    model = build_model(architecture, input_shape=shape, num_classes=dataset.num_classes, generator_seed=seed)
+    if config.public_data.pretrain is not None:
+        # A stream of its own: later draws are the same with pre-training and without.
+        generator = base.torch_generator(config.seed, Stream.PRETRAINING)
+        epochs = config.public_data.pretrain
+        pretrain_by_rotations(model, architecture, dataset.public.x, epochs=epochs, generator=generator)
+    return model
+
+
+def post_process(trained: Trained, config: Method, training: Training) -> Trained:
+    """Return the trained model after self-labelling and calibration, if these are configured. Both read only the
+    released model and public features and groups; calibration also reads public labels if it is configured to learn
+    from them."""
+    dataset, reporter, settings, model = training.dataset, training.reporter, config.public_data, trained.model
+    public = dataset.public
+    if settings.self_label is not None:
+        with reporter.stage("self-label") as advance:
+            probability, label = predict_probabilities(model, public.x).max(dim=1)
+            sure = probability >= config.student.confidence
+            if not sure.any():
+                raise ConfigError(
+                    f"student.confidence: no public record is labelled with confidence {config.student.confidence}; "
+                    "lower student.confidence."
+                )
+            architecture = published_model(config)
+            model = train_student(
+                PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
+                config.student_training.model_copy(update={"model": architecture}),
+                num_classes=dataset.num_classes,
+                augmentation=config.augment,
+                generator=base.torch_generator(config.seed, Stream.LABELLING),
+                on_progress=advance,
+                # Pre-trained as well, where the first model was.
+                initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
+            )
+            # The released model had that architecture; this one has the architecture of self-labelling.
+            trained = replace(trained, architecture=None)
+    if settings.calibration is not None:
+        with reporter.stage("calibration"):
+            generator = base.torch_generator(config.seed, Stream.CALIBRATION)
+            gaps = calibrate(model, public.x, public.z, settings.calibration, y=public.y, generator=generator)
+        course = f"disparity on held-out public records {gaps[0]:.3f} -> {gaps[-1]:.3f}"
+        reporter.note("calibration", f"{len(gaps) - 1} epochs, {course}")
+    return replace(trained, model=model)
+
+
+def student_card(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> StudentCard:
+    """Return the description of the published model (architecture, classes, groups, checksums) that is stored in the
+    model's file. ``embedding``: the file of the embedding that the model reads, if any."""
+    mixing, network = trained.mixing_GCC, trained.model
+    return StudentCard(
+        model=trained.architecture or published_model(config),
+        input_shape=tuple(dataset.public.x.shape[1:]),
+        label_names=dataset.label_names,
+        group_names=dataset.group_names,
+        sensitive_attribute=dataset.sensitive_attribute,
+        idp3=config.student.idp3,
+        num_members=len(network.members) if isinstance(network, Mixture) else None,
+        mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
+        num_training_labels=trained.num_training_labels,
+        embedding=sha256_of(embedding) if embedding is not None and dataset.embedding is not None else None,
+        encoder=dataset.encoder,
+    )
+
+
+def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
+    """Build every model for which ``config`` names a file of initial weights, and the student that self-labelling
+    trains, to check that they fit the records.
+
+    Prints which weights files are used. ValueError if a weights file or an architecture does not fit.
+    """
+    models = config.networks
+    shape = tuple(dataset.public.x.shape[1:])
+    # Before anything is trained or charged: a model that does not fit would end the run only after that.
+    for name, model in models.items():
+        if model.weights is not None:
+            build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
+            reporter.note("weights", f"{name} starts from {model.weights.path}, sha256 {model.weights.sha256}")
+    if config.public_data.self_label is not None:
+        try:
+            build_model(published_model(config), input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
+        except ValueError as error:
+            raise ConfigError(f"public_data.self_label: the self-labelled model cannot be built: {error}") from error
 
 
 def _measured(opened: OpenRun, student: Student) -> tuple[Assessment, Student]:

@@ -15,22 +15,22 @@ from fairpate.methods.base import Method, Trained
 from fairpate.pages import delta_caution
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
-from fairpate.releases.arrays import read_release
-from fairpate.releases.directory import write_json
+from fairpate.releases.directory import read_release, write_json
 from fairpate.releases.odometer import Standing, standing_remarks
+from fairpate.run.forecast import public_units
 from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import stated_tables, table_event
 from fairpate.types import REMARKS, PrivacyStatement, strict
 
 
-def public_units(config: Method, dataset: Dataset, events: Sequence[Event] = ()) -> int | None:
+def stated_units(config: Method, dataset: Dataset, events: Sequence[Event]) -> int | None:
     """Return the public number of protected units, with which delta is compared; None if it is not public.
 
-    It is the declared number. Without one it is the real number only if ``events``, those of a release that is to be
-    stated, publish it by their sampling rate.
+    It is the declared number (:func:`public_units`). Without one it is the real number only if ``events``, those of the
+    release that is stated, publish it by their sampling rate.
     """
-    declared = config.declared_units if dataset.declared_units is None else dataset.declared_units
-    if declared is None and events and size_remarks(config, flat(events), dataset.unit):
+    declared = public_units(config, dataset)
+    if declared is None and size_remarks(config, flat(events), dataset.unit):
         return dataset.private.num_protected
     return declared
 
@@ -64,7 +64,7 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
         shared=shared,
         remarks=remarks,
         parts=parts,
-        units=public_units(config, opened.dataset, trained.events),
+        units=stated_units(config, opened.dataset, trained.events),
         encoder=opened.dataset.encoder,
         reads_word_vectors=any(code.ngrams == word_vectors.NAME for code in opened.dataset.feature_codes),
     )

@@ -440,8 +440,7 @@ def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> 
     ``has_private`` is False for the coordinator, which has no private records.
     """
     from fairpate.data.embedding import read_embedding
-    from fairpate.data.features import embedded
-    from fairpate.data.registry import load_at_site
+    from fairpate.data.registry import embedded, load_at_site
 
     if (None if embedding is None else hashlib.sha256(embedding).hexdigest()) != plan.embedding:
         raise PlanError(

@@ -17,8 +17,8 @@ from sklearn.exceptions import NotFittedError
 
 from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
-from fairpate.data.features import embedded
 from fairpate.data.from_arrays import dataset_of
+from fairpate.data.registry import embedded
 from fairpate.estimators import FairClassifier, parameters_of
 from fairpate.methods.base import Method, all_methods, configured, method_names
 from fairpate.methods.defaults import FITTED, fitted_to

@@ -12,7 +12,7 @@ from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import load_data
 from fairpate.data.dataset import DataError
 from fairpate.data.embedding import Components, Embedding
-from fairpate.data.features import embedded
+from fairpate.data.registry import embedded
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 

@@ -18,7 +18,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from fairpate import load_data
 from fairpate.config import ALLOWED, EmbeddingConfig
 from fairpate.data import DataError, word_vectors
-from fairpate.data.features import embedded
+from fairpate.data.registry import embedded
 from fairpate.data.tables import form_of, text_vectors
 from fairpate.data.word_vectors import WordVectorsError
 from fairpate.examples.letters import letters, write_letters

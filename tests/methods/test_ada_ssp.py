@@ -28,8 +28,7 @@ from fairpate.methods.residual_votes import (
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.privacy.second_accountant import recomputed_epsilon
-from fairpate.releases.arrays import ReleasedArrays
-from fairpate.releases.directory import RunDirectory
+from fairpate.releases.directory import ReleasedArrays, RunDirectory
 from fairpate.terminal import Reporter
 from teachers.ensemble import BlockPool
 

@@ -32,8 +32,7 @@ from fairpate.methods.residual_votes import (
 )
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.releases.arrays import ReleasedArrays
-from fairpate.releases.directory import RunDirectory
+from fairpate.releases.directory import ReleasedArrays, RunDirectory
 from fairpate.terminal import Reporter
 from teachers.ensemble import BlockPool
 from teachers.ray_pool import open_pool

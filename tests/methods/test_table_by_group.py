@@ -18,8 +18,7 @@ from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
 from fairpate.fairness.rates import TAUGHT_NOISE
 from fairpate.methods.base import configured
-from fairpate.releases.arrays import read_release
-from fairpate.releases.directory import RunDirectory, read_json, read_statement
+from fairpate.releases.directory import RunDirectory, read_json, read_release, read_statement
 from fairpate.report.population import PrivatePopulation
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method

@@ -20,8 +20,7 @@ from fairpate import FairClassifier, load_data
 from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.methods.base import configured
-from fairpate.releases.arrays import read_release
-from fairpate.releases.directory import RunDirectory, read_json, read_statement
+from fairpate.releases.directory import RunDirectory, read_json, read_release, read_statement
 from fairpate.releases.odometer import Odometer
 from fairpate.report.answers import AnswerGuarantee
 from fairpate.run.bounded_answers import AskedBound

@@ -22,8 +22,7 @@ from fairpate.releases.directory import RunDirectoryError, read_json, sole_worke
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Comparison, compare, comparison_outcome, run_cell
 from fairpate.run.folder import check_run_directory
-from fairpate.run.model import with_pinned_weights
-from fairpate.run.run import run_method
+from fairpate.run.run import run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, read_rows
 from fairpate.terminal import Reporter
 from fairpate.types import VoteBatch, strict

@@ -21,7 +21,8 @@ import student.student
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, embedding, load_data
 from fairpate.data.dataset import Split
-from fairpate.data.features import embedded, feature_names
+from fairpate.data.features import feature_names
+from fairpate.data.registry import embedded
 from fairpate.run import publication
 from student.student import load_student
 

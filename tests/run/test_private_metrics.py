@@ -29,8 +29,14 @@ from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.releases import log
-from fairpate.releases.arrays import ReleasedArrays, read_release, save_release
-from fairpate.releases.directory import RunDirectoryError, RunFolderError, read_statement
+from fairpate.releases.directory import (
+    ReleasedArrays,
+    RunDirectoryError,
+    RunFolderError,
+    read_release,
+    read_statement,
+    save_release,
+)
 from fairpate.releases.log import ReleaseLog
 from fairpate.releases.odometer import LimitReachedError, Odometer, _rows
 from fairpate.report.metrics import GAPS, Evaluation

@@ -7,7 +7,7 @@ import torch
 
 from fairpate.config import EmbeddingConfig
 from fairpate.data.dataset import Dataset, Split
-from fairpate.data.features import embedded
+from fairpate.data.registry import embedded
 from fairpate.methods.base import configured
 from fairpate.releases.directory import RunDirectory
 from fairpate.run.serve import public_words

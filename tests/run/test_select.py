@@ -30,8 +30,7 @@ from fairpate.privacy.accountant import PureReleases, least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.releases import log
-from fairpate.releases.arrays import read_release, save_release
-from fairpate.releases.directory import RunDirectory, RunFolderError, read_statement
+from fairpate.releases.directory import RunDirectory, RunFolderError, read_release, read_statement, save_release
 from fairpate.releases.odometer import Odometer, _rows
 from fairpate.run import choice
 from fairpate.run.bundle import verify_bundle, write_bundle

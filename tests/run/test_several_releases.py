@@ -17,8 +17,15 @@ from fairpate.methods.base import ReleasingMethod, Trained, Training, configured
 from fairpate.privacy.accountant import LaplaceReleases
 from fairpate.privacy.laplace import add_laplace
 from fairpate.releases import log
-from fairpate.releases.arrays import ReleasedArrays, read_release, save_release
-from fairpate.releases.directory import RunDirectory, RunDirectoryError, RunFolderError, read_statement
+from fairpate.releases.directory import (
+    ReleasedArrays,
+    RunDirectory,
+    RunDirectoryError,
+    RunFolderError,
+    read_release,
+    read_statement,
+    save_release,
+)
 from fairpate.releases.log import ReleaseLog, read_receipt
 from fairpate.releases.odometer import LimitReachedError, Odometer, _rows
 from fairpate.run.run import run_method, train_model

@@ -14,8 +14,7 @@ import torch
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, configured
-from fairpate.releases.arrays import read_release
-from fairpate.releases.directory import RunDirectory, RunDirectoryError, RunFolderError, read_statement
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, RunFolderError, read_release, read_statement
 from fairpate.releases.odometer import Odometer
 from fairpate.run.compare import Comparison, compare
 from fairpate.run.run import run_method

@@ -19,13 +19,14 @@ from fairpate.methods import pate
 from fairpate.methods.defaults import resolved
 from fairpate.methods.pate import FairPate
 from fairpate.methods.voting import StandingVoters
-from fairpate.releases.arrays import read_release, save_release
 from fairpate.releases.directory import (
     RunDirectory,
     RunDirectoryError,
     read_labels,
+    read_release,
     read_statement,
     read_votes,
+    save_release,
     write_labels,
 )
 from fairpate.releases.log import read_receipt

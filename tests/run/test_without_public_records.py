@@ -18,13 +18,12 @@ from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.columns import even_records
 from fairpate.data.dataset import DataSettingsError, shortened_by_person
-from fairpate.data.features import completed_pool, embedded
+from fairpate.data.registry import completed_pool, embedded
 from fairpate.methods.base import Method, Training, configured
 from fairpate.methods.defaults import resolved
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.methods.residual_votes import AdaSsp, ResidualVotes
-from fairpate.releases.arrays import ReleasedArrays, read_release
-from fairpate.releases.directory import RunDirectory, read_json, read_statement
+from fairpate.releases.directory import ReleasedArrays, RunDirectory, read_json, read_release, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.server import student_in_one_process

@@ -28,8 +28,7 @@ from fairpate.http_server import HttpServer, HttpSettings
 from fairpate.methods.base import configured
 from fairpate.methods.defaults import resolved
 from fairpate.releases import log
-from fairpate.releases.arrays import read_release
-from fairpate.releases.directory import RunDirectory, read_json, read_statement
+from fairpate.releases.directory import RunDirectory, read_json, read_release, read_statement
 from fairpate.releases.log import MetricsFolder, read_receipt
 from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run import run

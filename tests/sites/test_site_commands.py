@@ -20,8 +20,7 @@ import pytest
 from hospitals import folder
 
 from fairpate import cli
-from fairpate.releases.arrays import read_release
-from fairpate.releases.directory import RunDirectory, read_statement
+from fairpate.releases.directory import RunDirectory, read_release, read_statement
 from fairpate.releases.log import read_receipt
 
 pytestmark = pytest.mark.usefixtures("light_runs")
