@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,7 @@ from sklearn.utils import Tags, _safe_indexing, get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from fairpate import config as configuration
-from fairpate.data.dataset import keyed_uniform
+from fairpate.data.dataset import Dataset, keyed_uniform
 from fairpate.data.from_arrays import NO_GROUP, NO_PERSON, checked_records, dataset_of, person_names, records_of
 from fairpate.data.given import values_of
 from fairpate.estimators import FairClassifier, LabelArray, delta_caution_of, seed_of
@@ -159,23 +159,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         weights = choice.group_weights(whole, shares)
         validation = whole.private.take(kept_apart.tolist())
         if counted_as is not None:
-            # All trials are announced, and charged as two releases from disjoint parts.
-            # Everything that assigns a unit to a part, as for a data set's hashed split: parts of one rule count as
-            # disjoint, and records under other names, or names of other persons, are divided otherwise.
-            digest = hashlib.sha256()
-            for row in zip(whole.private.unit_id, names or itertools.repeat(""), strict=False):
-                digest.update(repr(row).encode())
-            division = (bool(names), digest.hexdigest(), seed, self.validation_share)
-            rule, logs = f"search {hashlib.sha256(repr(division).encode()).hexdigest()[:16]}", []
-            with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
-                for part in ("private", "validation"):
-                    run = RunDirectory(root=Path(root) / part)
-                    run.root.mkdir()
-                    private_folder(run.receipt.parent)
-                    part = f"{rule}/{part}"
-                    logs.append(ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=part))
-                reporter, size = Reporter(quiet=not base.progress), public_units(config, sized)
-                plan.charge(logs, counted_as, reporter, is_own=True, units=size)
+            self._charge(plan, counted_as, whole, names, seed, public_units(config, sized))
         source, best = OsEntropy(), None
         with choice.unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
@@ -219,6 +203,34 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         model.trained_, model.events_ = trained, self.events_
         model.privacy_, model.statement_ = self.privacy_, self.statement_
         return self
+
+    def _charge(
+        self,
+        plan: choice.Trials,
+        counted_as: str,
+        whole: Dataset,
+        names: Sequence[str] | None,
+        seed: int,
+        units: int | None,
+    ) -> None:
+        """Announce all trials, and charge them to the odometer, under the name ``counted_as``, as two releases from
+        disjoint parts of the records ``whole``, of the persons ``names``; ``units``: their public number."""
+        # Everything that assigns a unit to a part, as for a data set's hashed split: parts of one rule count as
+        # disjoint, and records under other names, or names of other persons, are divided otherwise.
+        digest = hashlib.sha256()
+        for row in zip(whole.private.unit_id, names or itertools.repeat(""), strict=False):
+            digest.update(repr(row).encode())
+        division = (bool(names), digest.hexdigest(), seed, self.validation_share)
+        rule, logs = f"search {hashlib.sha256(repr(division).encode()).hexdigest()[:16]}", []
+        with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
+            for part in ("private", "validation"):
+                run = RunDirectory(root=Path(root) / part)
+                run.root.mkdir()
+                private_folder(run.receipt.parent)
+                part = f"{rule}/{part}"
+                logs.append(ReleaseLog(run, Odometer(), data=counted_as, method="secret trials", part=part))
+            reporter = Reporter(quiet=not self.estimator.progress)
+            plan.charge(logs, counted_as, reporter, is_own=True, units=units)
 
     def predict(self, X: npt.ArrayLike, **given: Any) -> LabelArray:
         """Return the labels of the best model; arguments as in :meth:`FairClassifier.predict`."""

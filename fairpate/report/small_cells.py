@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -175,47 +175,14 @@ def hidden_numbers(
     ``records`` are the arguments of :func:`rates.joint_table`, ``parts`` marks of records whose counts are public, each
     by itself; ``least_predicted`` is the size that cells by prediction need, and ``least`` that of cells by label.
     """
-    num_groups, num_classes = records["num_groups"], records["num_classes"]
-    groups_N, labels_N = records["groups_N"], records["labels_N"]
-    tables, of_labels, cells = list[FloatArray](), list[list[_Cell]](), list[list[_Cell]]()
-    few = dict.fromkeys(("label_G", "table_G", "found_G", "predicted_G", "right_G"), np.zeros(num_groups, np.bool_))
-    for part_N in parts:
-        groups, labels, units = groups_N[part_N], labels_N[part_N], units_N[part_N]
-        predicted = predictions_N[part_N]
-        mass_NC = np.eye(num_classes)[predicted.astype(np.int64)] if predicted.ndim == 1 else predicted
-        label_NC = np.eye(num_classes)[labels]
-        right_NC = mass_NC * label_NC
-        right_N = right_NC.sum(axis=1)
-        tables.append(rates.joint_table(predictions_N, **{**records, "answered_N": part_N}))
-
-        both = unit_counts(mass_NC, groups * num_classes + labels, num_groups * num_classes, units)
-        small_of = {"table_G": is_small(both.reshape(num_groups, -1), least_predicted)}
-        for name, mass_NK in {
-            "label_G": label_NC,
-            # Of each class, the records that are missed and those taken for it.
-            "found_G": np.concatenate([label_NC - right_NC, mass_NC - right_NC], axis=1),
-            "predicted_G": mass_NC,
-            "right_G": np.stack([1 - right_N, right_N], axis=1),
-        }.items():
-            size = least if name == "label_G" else least_predicted
-            small_of[name] = is_small(unit_counts(mass_NK, groups, num_groups, units), size)
-        missed_GC, mistaken_GC = np.split(small_of["found_G"], 2, axis=1)
-        few = {name: few[name] | small_GK.any(axis=1) for name, small_GK in small_of.items()}
-        right_YC, all_YC = np.eye(num_classes) == 1, np.ones((num_classes, num_classes)) == 1
-        of_labels.append([(z, all_YC & right_YC[:, [y]]) for z, y in np.argwhere(small_of["label_G"])])
-        cells.append(
-            [
-                *((z, all_YC & right_YC[k]) for z, k in np.argwhere(small_of["predicted_G"])),
-                *((z, right_YC == bool(right)) for z, right in np.argwhere(small_of["right_G"])),
-                *of_labels[-1],
-                *((z, all_YC & right_YC[:, [c]] & ~right_YC) for z, c in np.argwhere(missed_GC)),
-                *((z, all_YC & right_YC[c] & ~right_YC) for z, c in np.argwhere(mistaken_GC)),
-                *(
-                    (z, np.arange(num_classes**2).reshape(num_classes, -1) == cell)
-                    for z, cell in np.argwhere(small_of["table_G"])
-                ),
-            ]
-        )
+    small = [_small_cells(predictions_N, records, units_N, part_N, least, least_predicted) for part_N in parts]
+    tables, of_labels, cells = (
+        [each.table for each in small],
+        [each.of_labels for each in small],
+        [each.cells for each in small],
+    )
+    few = {name: np.any([each.few[name] for each in small], axis=0) for name in small[0].few}
+    num_groups = records["num_groups"]
     size_G = tables[0].sum(axis=(1, 2))
     present_G, nobody_G = size_G > 0, np.zeros(num_groups, np.bool_)
 
@@ -285,6 +252,65 @@ def hidden_numbers(
 
 _Cell = tuple[int, BoolArray]
 """A group, and which of its counts by label and prediction (Y, C) are in the cell."""
+
+
+class _SmallCells(NamedTuple):
+    """The table of counts (G, Y, C) of some records, all its small cells and those by true label alone
+    (``of_labels``), and by the names of :class:`HiddenNumbers` which groups (G,) have one."""
+
+    table: FloatArray
+    of_labels: list[_Cell]
+    cells: list[_Cell]
+    few: dict[str, BoolArray]
+
+
+def _small_cells(
+    predictions_N: _Array,
+    records: Mapping[str, Any],
+    units_N: _Array,
+    part_N: BoolArray,
+    least: int,
+    least_predicted: int,
+) -> _SmallCells:
+    """Return the small cells of the records that ``part_N`` marks; other arguments as in :func:`hidden_numbers`."""
+    num_groups, num_classes = records["num_groups"], records["num_classes"]
+    groups, labels, units = records["groups_N"][part_N], records["labels_N"][part_N], units_N[part_N]
+    predicted = predictions_N[part_N]
+    mass_NC = np.eye(num_classes)[predicted.astype(np.int64)] if predicted.ndim == 1 else predicted
+    label_NC = np.eye(num_classes)[labels]
+    right_NC = mass_NC * label_NC
+    right_N = right_NC.sum(axis=1)
+    both = unit_counts(mass_NC, groups * num_classes + labels, num_groups * num_classes, units)
+    small_of = {"table_G": is_small(both.reshape(num_groups, -1), least_predicted)}
+    for name, mass_NK in {
+        "label_G": label_NC,
+        # Of each class, the records that are missed and those taken for it.
+        "found_G": np.concatenate([label_NC - right_NC, mass_NC - right_NC], axis=1),
+        "predicted_G": mass_NC,
+        "right_G": np.stack([1 - right_N, right_N], axis=1),
+    }.items():
+        size = least if name == "label_G" else least_predicted
+        small_of[name] = is_small(unit_counts(mass_NK, groups, num_groups, units), size)
+    missed_GC, mistaken_GC = np.split(small_of["found_G"], 2, axis=1)
+    right_YC, all_YC = np.eye(num_classes) == 1, np.ones((num_classes, num_classes)) == 1
+    of_labels = [(z, all_YC & right_YC[:, [y]]) for z, y in np.argwhere(small_of["label_G"])]
+    cells = [
+        *((z, all_YC & right_YC[k]) for z, k in np.argwhere(small_of["predicted_G"])),
+        *((z, right_YC == bool(right)) for z, right in np.argwhere(small_of["right_G"])),
+        *of_labels,
+        *((z, all_YC & right_YC[:, [c]] & ~right_YC) for z, c in np.argwhere(missed_GC)),
+        *((z, all_YC & right_YC[c] & ~right_YC) for z, c in np.argwhere(mistaken_GC)),
+        *(
+            (z, np.arange(num_classes**2).reshape(num_classes, -1) == cell)
+            for z, cell in np.argwhere(small_of["table_G"])
+        ),
+    ]
+    return _SmallCells(
+        table=rates.joint_table(predictions_N, **{**records, "answered_N": part_N}),
+        of_labels=of_labels,
+        cells=cells,
+        few={name: small_GK.any(axis=1) for name, small_GK in small_of.items()},
+    )
 
 
 def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: HiddenNumbers, least: int) -> int | None:

@@ -401,63 +401,10 @@ def assess_predictions(
             raise UsageError(
                 f"{option}: {count(missing)} records have no {name}; complete this column or remove the records."
             )
-    ordered: tuple[str, ...] = ()
-    tied_N = np.zeros(len(answered_N), np.bool_)
     if score is not None:
-        # Nothing of the table itself is printed: a column chosen by mistake may hold names.
-        is_number_N = np.array(
-            [bool(_NUMBER.fullmatch(each)) and math.isfinite(float(each)) for each in text[score].tolist()]
-        )
-        if not is_number_N.all():
-            empty = int((text[score] == "").sum())
-            wrong = len(is_number_N) - int(is_number_N.sum()) - empty
-            raise UsageError(
-                f"--score: expected a finite number in every row of column {score!r}, but "
-                f"{counted(empty, 'row')} {'is' if empty == 1 else 'are'} empty, NaN or infinite and "
-                f"{counted(wrong, 'row')} {'is' if wrong == 1 else 'are'} other text; name a column of scores, or "
-                "remove the records without one."
-            )
-        scores_N = text[score].astype(np.float64)
-        median = np.median(scores_N)
-        selected_N, tied_N = scores_N > median, scores_N == median
-        selected_words = f"{score} above the median of all records"
+        by = _selected_by_score(text[score], score)
     else:
-        predicted = set(text[prediction][answered_N].tolist())
-        true = predicted if label is None else set(text[label].tolist())
-        known = None if classes is None else [_whole(str(each)) for each in classes]
-        only_predicted, only_true = sorted(predicted - true), sorted(true - predicted)
-        if known is None and only_predicted and only_true:
-            raise UsageError(
-                f"--label: expected the classes of column {prediction} in column {label}, but only {prediction} has "
-                f"{_quoted(only_predicted)}, and only {label} has {_quoted(only_true)}; write every class alike in "
-                "both columns, or, if these are different classes, name all classes with --classes."
-            )
-        for column, values in ((prediction, predicted), (label, true)):
-            if known is not None and (others := sorted(values - set(known))):
-                raise UsageError(
-                    f"--classes: expected every class of column {column}, but it also has {_quoted(others)}"
-                    f"{nearest(others[0], known)}; name all classes, as they are written in the table."
-                )
-        # True labels too: a class that is never predicted is a class all the same.
-        found = sorted(predicted | true)
-        if selected is None and len(found) != 2:
-            several = f"{len(found)} classes"
-            one = f"the single class {found[0]!r}, which may be the one that selects or not"
-            raise UsageError(
-                f"--selected: missing, but column {prediction} has {one if len(found) == 1 else several}; name the "
-                "class that counts as being selected."
-            )
-        if selected is not None and selected not in found and (len(found) == 1 or selected in (known or ())):
-            found.append(selected)  # the class that selects is never predicted
-        if selected is not None and selected not in found:
-            raise UsageError(
-                f"--selected: {selected!r} is not a class of column {prediction}{nearest(selected, found)}; name one "
-                "of its classes."
-            )
-        # The class that selects stands last: of two classes it is the positive one.
-        chosen_class = found[-1] if selected is None else selected
-        ordered = (*(each for each in found if each != chosen_class), chosen_class)
-        selected_N, selected_words = text[prediction] == chosen_class, f"{prediction} is {chosen_class}"
+        by = _selected_by_class(text, prediction, label=label, selected=selected, classes=classes)
     # Names of persons become numbers, with which they are counted and drawn.
     persons_N = None if person is None else np.unique(text[person], return_inverse=True)[1]
 
@@ -469,7 +416,7 @@ def assess_predictions(
     for names in [[name] for name in groups] + ([list(groups)] if len(groups) > 1 else []):
         codes_N, group_names = _codes([text[name] for name in names])
         counted_N = kept_N & answered_N
-        num_tied = int((tied_N & counted_N).sum())
+        num_tied = int((by.tied_N & counted_N).sum())
         # One record alone at the median is the median of an odd number, and ties with none.
         num_tied = num_tied if num_tied > 1 else 0
         chosen, *if_tied = (
@@ -481,18 +428,18 @@ def assess_predictions(
                 # The same draws for each division, whatever other columns are given.
                 generator=np.random.default_rng(seed),
             )
-            for each_N in ([selected_N, selected_N | tied_N] if num_tied else [selected_N])
+            for each_N in ([by.selected_N, by.selected_N | by.tied_N] if num_tied else [by.selected_N])
         )
         measured = None
         if label is not None:
-            place = {name: code for code, name in enumerate(ordered)}
+            place = {name: code for code, name in enumerate(by.classes)}
             measured = evaluate(
                 # A refused record has no class; the 0 in its place is never read.
                 np.array([place.get(each, 0) for each in text[prediction][kept_N]], np.int64),
                 labels_N=np.array([place[each] for each in text[label][kept_N]], np.int64),
                 groups_N=codes_N[kept_N],
                 answered_N=answered_N[kept_N],
-                class_names=ordered,
+                class_names=by.classes,
                 group_names=group_names,
                 persons_N=None if persons_N is None else persons_N[kept_N],
                 least_cell=least_cell,
@@ -515,7 +462,7 @@ def assess_predictions(
         divisions = [*(replace(each, measured=None) for each in divisions[:-1]), divisions[-1]]
     return AssessedPredictions(
         title=title,
-        selected=selected_words,
+        selected=by.words,
         num_records=int(kept_N.sum()),
         num_unknown=int((~known_N).sum()),
         num_left_out=int((~kept_N).sum()),
@@ -524,6 +471,90 @@ def assess_predictions(
         fair_at=rule,
         finest_alone=finest_alone,
         counts_persons=persons_N is not None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Selected:
+    """Which of N records are selected, also in words, and which have the median score (``tied_N``). ``classes``: all
+    classes, the one that selects last; empty for scores."""
+
+    words: str
+    selected_N: npt.NDArray[np.bool_]
+    tied_N: npt.NDArray[np.bool_]
+    classes: tuple[str, ...] = ()
+
+
+def _selected_by_score(text_N: npt.NDArray[np.str_], column: str) -> _Selected:
+    """Return which records have a score above the median of all; UsageError if one has no finite score."""
+    # Nothing of the table itself is printed: a column chosen by mistake may hold names.
+    is_number_N = np.array([bool(_NUMBER.fullmatch(each)) and math.isfinite(float(each)) for each in text_N.tolist()])
+    if not is_number_N.all():
+        empty = int((text_N == "").sum())
+        wrong = len(is_number_N) - int(is_number_N.sum()) - empty
+        raise UsageError(
+            f"--score: expected a finite number in every row of column {column!r}, but "
+            f"{counted(empty, 'row')} {'is' if empty == 1 else 'are'} empty, NaN or infinite and "
+            f"{counted(wrong, 'row')} {'is' if wrong == 1 else 'are'} other text; name a column of scores, or "
+            "remove the records without one."
+        )
+    scores_N = text_N.astype(np.float64)
+    median = np.median(scores_N)
+    return _Selected(
+        words=f"{column} above the median of all records", selected_N=scores_N > median, tied_N=scores_N == median
+    )
+
+
+def _selected_by_class(
+    text: Mapping[str, npt.NDArray[np.str_]],
+    prediction: str,
+    *,
+    label: str | None,
+    selected: str | None,
+    classes: Sequence[Any] | None,
+) -> _Selected:
+    """Return which records are predicted to be of the class that selects; arguments and errors as in
+    :func:`assess_predictions`."""
+    predicted = set(text[prediction].tolist()) - {""}
+    true = predicted if label is None else set(text[label].tolist())
+    known = None if classes is None else [_whole(str(each)) for each in classes]
+    only_predicted, only_true = sorted(predicted - true), sorted(true - predicted)
+    if known is None and only_predicted and only_true:
+        raise UsageError(
+            f"--label: expected the classes of column {prediction} in column {label}, but only {prediction} has "
+            f"{_quoted(only_predicted)}, and only {label} has {_quoted(only_true)}; write every class alike in "
+            "both columns, or, if these are different classes, name all classes with --classes."
+        )
+    for column, values in ((prediction, predicted), (label, true)):
+        if known is not None and (others := sorted(values - set(known))):
+            raise UsageError(
+                f"--classes: expected every class of column {column}, but it also has {_quoted(others)}"
+                f"{nearest(others[0], known)}; name all classes, as they are written in the table."
+            )
+    # True labels too: a class that is never predicted is a class all the same.
+    found = sorted(predicted | true)
+    if selected is None and len(found) != 2:
+        several = f"{len(found)} classes"
+        one = f"the single class {found[0]!r}, which may be the one that selects or not"
+        raise UsageError(
+            f"--selected: missing, but column {prediction} has {one if len(found) == 1 else several}; name the "
+            "class that counts as being selected."
+        )
+    if selected is not None and selected not in found and (len(found) == 1 or selected in (known or ())):
+        found.append(selected)  # the class that selects is never predicted
+    if selected is not None and selected not in found:
+        raise UsageError(
+            f"--selected: {selected!r} is not a class of column {prediction}{nearest(selected, found)}; name one "
+            "of its classes."
+        )
+    # The class that selects stands last: of two classes it is the positive one.
+    chosen_class = found[-1] if selected is None else selected
+    predicted_N = text[prediction]
+    return _Selected(
+        words=f"{prediction} is {chosen_class}",
+        selected_N=predicted_N == chosen_class,
+        tied_N=np.zeros(len(predicted_N), np.bool_),
+        classes=(*(each for each in found if each != chosen_class), chosen_class),
     )
 
 
