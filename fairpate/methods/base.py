@@ -44,14 +44,7 @@ from fairpate.pages import percent
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, Event, PoissonGaussians, of_unit, pure_epsilon
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.releases.directory import (
-    DataRecord,
-    ReleasedArrays,
-    RunDirectory,
-    RunFolderError,
-    read_release,
-    require_same_settings,
-)
+from fairpate.releases.directory import DataRecord, ReleasedArrays, RunDirectory, RunFolderError, read_release
 from fairpate.releases.run_ledger import Charging
 from fairpate.terminal import Reporter
 from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, VoteBatch, stream_seed
@@ -1073,7 +1066,7 @@ def check_release_of(config: Method, source: Path) -> None:
     origin = read_release(found)[1]
     # The rule of a hashed split is compared once the data are read.
     settings = {name: value for name, value in origin.settings.items() if name != "parts"}
-    require_same_settings(replace(origin, settings=settings), config.shared_release, found)
+    replace(origin, settings=settings).require_settings(config.shared_release, found)
 
 
 def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:

@@ -54,7 +54,6 @@ from fairpate.releases.directory import (
     read_labels,
     read_release,
     read_votes,
-    require_same_settings,
     save_release,
     write_votes,
 )
@@ -169,7 +168,7 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
         settings = self._settings_of_table(counts)
         if run.thresholds.exists():
             released, origin = read_release(run.thresholds)
-            require_same_settings(origin, settings, run.thresholds)
+            origin.require_settings(settings, run.thresholds)
             return replace(labels, table_KC=released.arrays["table_KC"])
         if run.statement.exists():
             raise RunDirectoryError(
@@ -208,7 +207,7 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
         noise = float(asdict(self.plan(dataset).mechanism)["noise_stddev_votes"])
         counts = noisy_counts_of(labelled, noise, self.num_voters)
         released, origin = read_release(run.thresholds)
-        require_same_settings(origin, self._settings_of_table(counts), run.thresholds)
+        origin.require_settings(self._settings_of_table(counts), run.thresholds)
         table_KC, changed = released.arrays["table_KC"], self.public_data.self_label or self.public_data.calibration
         # A student that learned once more, or that another step changed, is not the rule.
         answers_free = self.publishes_rule and changed is None

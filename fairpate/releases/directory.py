@@ -340,6 +340,14 @@ class Origin:
     pool: str
     after: tuple[str, ...] = ()
 
+    def require_settings(self, settings: Mapping[str, Any], path: Path) -> None:
+        """Raise RunFolderError if the arrays, which are in the file ``path``, were released under other settings."""
+        if changes := changed_fields(self.settings, settings):
+            raise RunFolderError(
+                f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the "
+                "run make a release of its own, which costs its epsilon in addition."
+            )
+
 
 def save_release(path: Path, released: ReleasedArrays, origin: Origin) -> None:
     """Write released arrays and their origin to the file ``path``; a student can be trained from this file without any
@@ -371,16 +379,6 @@ def read_release(path: Path) -> tuple[ReleasedArrays, Origin]:
             f"{path}: not a readable release ({error}). A release cannot be drawn again: restore this file from a "
             "copy, or start a new run folder with --out and add up both epsilons."
         ) from error
-
-
-def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Path) -> None:
-    """Raise RunFolderError if the release in the file ``path``, whose origin is ``origin``, was made under settings
-    other than ``settings``."""
-    if changes := changed_fields(origin.settings, settings):
-        raise RunFolderError(
-            f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the run "
-            "make a release of its own, which costs its epsilon in addition."
-        )
 
 
 def take_release(run: RunDirectory, source: Path, candidate: str) -> None:

@@ -25,7 +25,6 @@ from fairpate.releases.directory import (
     RunDirectory,
     RunDirectoryError,
     read_release,
-    require_same_settings,
     save_release,
     write_json,
 )
@@ -159,7 +158,7 @@ class ReleaseLog:
         after = tuple(arrays_digest(released.arrays) for released, _ in self._steps)
         if path.exists():
             released, origin = read_release(path)
-            require_same_settings(origin, settings, path)
+            origin.require_settings(settings, path)
             if origin.pool != pool:
                 raise RunDirectoryError(
                     f"{path}: this release was made with other public records of {self._data}; give the same public "

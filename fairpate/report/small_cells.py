@@ -309,7 +309,7 @@ def _small_cells(
         table=rates.joint_table(predictions_N, **{**records, "answered_N": part_N}),
         of_labels=of_labels,
         cells=cells,
-        few={name: small_GK.any(axis=1) for name, small_GK in small_of.items()},
+        few={name: np.asarray(small_GK.any(axis=1)) for name, small_GK in small_of.items()},
     )
 
 

@@ -36,7 +36,8 @@ class _Made:
         name = cell.digest if is_own else values_digest(shared)  # type: ignore[arg-type]
         if name not in self.records or self.records[name].epsilon < record.epsilon:
             self.records[name] = record
-        self.charges.update({each.run: each for each in receipts} or {cell.digest: None})
+        charged: dict[str, RunCharge | None] = {each.run: each for each in receipts}
+        self.charges.update(charged or {cell.digest: None})
 
     def choice(self) -> Choice:
         """Return what it costs to choose one of these releases, which may protect different units."""

@@ -34,8 +34,8 @@ from fairpate.data.dataset import DatasetEntry
 from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, Price
 from fairpate.pages import SEEN, counted, delta_caution, delta_text, epsilon_text, is_void_delta, meaning, percent
-from fairpate.releases.directory import RunDirectory
 from fairpate.releases.odometer import Odometer, spent
+from fairpate.run.opened import OpenRun
 from fairpate.terminal import Reporter, listing
 
 
@@ -202,10 +202,28 @@ def describe(
     return Group(Text(f"{sentence}\n"), table, Text("\n" + "\n".join(notes)))
 
 
-def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
-    """Return the reasons why the model of ``config`` cannot be more accurate than always predicting the most common
-    class; empty if no reason is known."""
-    (voting, majority), found = known_beforehand(config, dataset), []
+def announce_votes(opened: OpenRun) -> None:
+    """Print cautions, and which lead of the votes stands out from their noise. If none does, ask for confirmation,
+    unless the release was charged already: the run then loses nothing more."""
+    config, reporter = opened.config, opened.reporter
+    voting, majority = known_beforehand(config, opened.dataset)
+    for words in cautions(opened, voting, majority):
+        reporter.note("caution", words)
+    if voting is None or opened.log.stored() is not None:
+        return
+    if question := unheard(config, voting):
+        reporter.consent(question)
+        return
+    reporter.note("noise", voting.lead_words)
+    if voting.fitted_together and config.leaves_room:
+        one = percent(voting.lead_of_one) if voting.lead_of_one <= 1 else "no lead"
+        reporter.note("noise", f"in a single answer of a service, {one} of them does")
+
+
+def cautions(opened: OpenRun, voting: base.ExpectedVotes | None, majority: Majority | None) -> list[str]:
+    """Return the reasons why the model of a run cannot be more accurate than always predicting the most common class;
+    empty if no reason is known. Other arguments as :func:`known_beforehand` returns them."""
+    config, run, found = opened.config, opened.run, list[str]()
     epsilon = config.target.stated.get("epsilon")
     # Runs in the folder of this one: others are not searched for.
     for path, record in _records_in(run.root.parent).items():
@@ -225,9 +243,9 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
             )
     # Where the attribute alone is protected, the votes are about groups, not about classes.
     if voting is not None and not config.protects_attribute_only:
-        words = too_little_to_learn(voting, dataset.num_classes, majority)
+        words = too_little_to_learn(voting, opened.dataset.num_classes, majority)
         found += [] if words is None else [words]
-    return tuple(found)
+    return found
 
 
 def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:

@@ -62,7 +62,7 @@ from fairpate.run import folder as folders
 from fairpate.run.baseline import without_privacy
 from fairpate.run.bounded_answers import check_bound
 from fairpate.run.folder import as_trained, create_run_directory, record_data
-from fairpate.run.forecast import announce_delta, announce_spending, cautions, known_beforehand, public_units, unheard
+from fairpate.run.forecast import announce_delta, announce_spending, announce_votes, public_units
 from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import (
     Assessment,
@@ -174,18 +174,7 @@ def run_method(
                 event = table_event(cost, with_confidences=opened.config.student.reject is not None)
                 table.check([event], noise=OS_ENTROPY)
         if not is_trained and not reporter.console.quiet:
-            for words in cautions(opened.config, opened.dataset, opened.run):
-                reporter.note("caution", words)
-            voting, _ = known_beforehand(opened.config, opened.dataset)
-            # Before anything is trained or charged; a run that was charged already loses nothing more.
-            if voting is not None and opened.log.stored() is None:
-                if question := unheard(opened.config, voting):
-                    reporter.consent(question)
-                else:
-                    reporter.note("noise", voting.lead_words)
-                    if voting.fitted_together and opened.config.leaves_room:
-                        one = percent(voting.lead_of_one) if voting.lead_of_one <= 1 else "no lead"
-                        reporter.note("noise", f"in a single answer of a service, {one} of them does")
+            announce_votes(opened)
         opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
         student, labels = _student(opened, remarks)
         reporter.note("model", str(opened.run.student))
