@@ -95,11 +95,6 @@ class PublicEncoder:
         )
 
 
-def is_encoder(features: object) -> bool:
-    """Return True if ``features``, a value of the option of this name, are those of an encoder."""
-    return isinstance(features, str) and features.startswith(PREFIX)
-
-
 @cache
 def installed_encoders() -> Mapping[str, Mapping[str, Any]]:
     """Return the encoders that packages carry, by name, whether or not these packages are installed."""

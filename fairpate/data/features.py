@@ -37,7 +37,7 @@ def encoder_of(
 ) -> encoders.PublicEncoder | None:
     """Return the description of the encoder that ``features`` name, with its file of ``weights``; None if they name
     none. EncoderError if the file does not belong to these features."""
-    if isinstance(features, str) and encoders.is_encoder(features):
+    if isinstance(features, str) and features.startswith(encoders.PREFIX):
         return encoders.described(features, weights, picture_shape)
     if weights is not None:
         raise encoders.EncoderError(

@@ -134,17 +134,14 @@ def as_frame(rows: Rows | list[dict[str, Any]]) -> Any:
     if isinstance(rows, list):
         return frame.set_index(["threshold", "group"])
     frame = frame.set_index("group").rename_axis(None)
-    rates = frame.drop(index=ALL, columns=[name for name in frame if _is_compared(name)])
+    # Of rates alone, and not of columns that compare with a reference group.
+    others = [name for name in frame if name in _NOT_RATES or name.endswith(("_difference", "_ratio"))]
+    rates = frame.drop(index=ALL, columns=others)
     frame.attrs = {
         "difference": (rates.max() - rates.min()).to_dict(),
         "ratio": (rates.min() / rates.max()).to_dict(),
     }
     return frame
-
-
-def _is_compared(name: str) -> bool:
-    """Return True for a column that is no rate, and for one that compares with a reference group."""
-    return name in _NOT_RATES or name.endswith(("_difference", "_ratio"))
 
 
 def _rates(truth: npt.NDArray[Any], labels: npt.NDArray[Any], class_names: Sequence[str]) -> Mapping[str, float]:

@@ -456,29 +456,6 @@ def evaluate(
         drawn_of |= dict.fromkeys(_RATES, joint_RGYC)
     accuracy, accuracy_G = rates.accuracies(joint_GYC)
     coverage, coverage_G = rates.coverages(groups[kept], answered[kept], num_groups=len(group_names))
-    gaps = {}
-    for name, metric in GAPS.items():
-        # Of groups whose numbers are shown.
-        without_G = np.zeros(len(group_names), np.bool_) if name in _RATES else hidden.of(name)
-        worst = metric(joint_GYC * ~without_G[:, None, None])
-        interval = rates.bootstrap_interval(metric, drawn_of[name], level=level)
-        # A largest gap is biased upwards in every replicate: if groups are treated alike, all replicates exceed the
-        # gap.
-        ends = (min(interval.low, worst.value), max(interval.high, worst.value))
-        low, high = (math.nan, math.nan) if math.isnan(worst.value) else ends
-        gaps[name] = GapResult(
-            value=worst.value,
-            low=low,
-            high=high,
-            level=level,
-            n_undefined=worst.n_undefined,
-            min_cell_size=worst.min_cell_size,
-            where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
-            left_out=tuple(
-                class_names[code] if name in _RATES else group_names[code]
-                for code in sorted({*worst.left_out, *np.flatnonzero(without_G).tolist()})
-            ),
-        )
     measured = Evaluation(
         num_records=int(kept.sum()),
         num_answered=int(answered[kept].sum()),
@@ -496,7 +473,7 @@ def evaluate(
             )
             for z, name in enumerate(group_names)
         ),
-        gaps=gaps,
+        gaps=_gaps(joint_GYC, drawn_of, hidden, level=level, group_names=group_names, class_names=class_names),
         ermi=rates.ermi(joint_GYC),
         ermi_given_label=rates.ermi_given_label(joint_GYC),
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
@@ -518,6 +495,42 @@ def evaluate(
         if shown.small_G[z] and is_known and num_answered < least_cell:
             measured = replace(measured, degenerate=(*measured.degenerate, f"answers hardly any record of {name}"))
     return measured
+
+
+def _gaps(
+    joint_GYC: FloatArray,
+    drawn_of: Mapping[str, FloatArray],
+    hidden: HiddenNumbers,
+    *,
+    level: float,
+    group_names: Sequence[str],
+    class_names: Sequence[str],
+) -> dict[str, GapResult]:
+    """Return all gaps by name, of the groups whose numbers are shown, with intervals of the given ``level`` from
+    ``drawn_of``, the replicates (R, G, Y, C) of each gap."""
+    gaps = {}
+    for name, metric in GAPS.items():
+        without_G = np.zeros(len(group_names), np.bool_) if name in _RATES else hidden.of(name)
+        worst = metric(joint_GYC * ~without_G[:, None, None])
+        interval = rates.bootstrap_interval(metric, drawn_of[name], level=level)
+        # A largest gap is biased upwards in every replicate: if groups are treated alike, all replicates exceed the
+        # gap.
+        ends = (min(interval.low, worst.value), max(interval.high, worst.value))
+        low, high = (math.nan, math.nan) if math.isnan(worst.value) else ends
+        gaps[name] = GapResult(
+            value=worst.value,
+            low=low,
+            high=high,
+            level=level,
+            n_undefined=worst.n_undefined,
+            min_cell_size=worst.min_cell_size,
+            where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
+            left_out=tuple(
+                class_names[code] if name in _RATES else group_names[code]
+                for code in sorted({*worst.left_out, *np.flatnonzero(without_G).tolist()})
+            ),
+        )
+    return gaps
 
 
 def _drawn_apart(
