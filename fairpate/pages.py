@@ -195,7 +195,8 @@ def delta_words(delta: float, units: int | None, unit: Unit) -> str:
     most = math.ceil(round(1 / delta, 6))
     if units is None:
         return f"How many {unit}s there are is not public; δ is below 1/n for fewer than {most:,}."
-    return f"δ, roughly the chance that ε fails, is 1 in {most:,}: below 1 in {units:,}, the public number of {unit}s."
+    declared = f"below 1 in {units:,}, the declared number of {unit}s"
+    return f"δ, roughly the chance that ε fails, is 1 in {most:,}: {declared}."
 
 
 def question(unit: Unit, relation: Relation) -> str:
@@ -217,7 +218,7 @@ def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, see
         return f"No ε is finite: there is no bound on what can be learned about one {unit}."
     guess = (
         f"Somebody sees {seen}, knows all other private data, and has to guess {question(unit, relation)}; "
-        f"{'yes and no' if relation == 'add or remove one' else 'both'} are equally likely. The guess"
+        "both are equally likely. The guess"
     )
     share, coin = most_often_right(epsilon, delta), "that of a tossed coin 50\u00a0%"
     if strength(epsilon, delta) == "void":

@@ -521,7 +521,9 @@ def test_a_remark_of_the_default_method_is_a_limit_also_where_it_is_read_alone()
     statement = fitted.statement()
     assert statement.method == "residual_votes"
     (remark,) = (each for each in statement.remarks if "variant" in each)
-    assert remark.startswith("Another variant of the method may be better: ")
+    assert remark.startswith(
+        "A variant of the method was chosen from public facts and released sums; another may be better. "
+    )
     assert "is the best one" not in str(statement)
     # Every remark is a sentence of its own, and no clause of a sentence that stands elsewhere.
     assert not any(each.startswith(("That ", "Whether ")) and each.count(".") < 2 for each in statement.remarks)

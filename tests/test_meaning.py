@@ -119,9 +119,8 @@ def test_a_delta_is_cautioned_from_one_in_n_and_void_where_ten_records_or_a_shar
 )
 def test_the_sentence_asks_what_unit_and_relation_compare(unit: str, relation, guess: str) -> None:
     said = meaning(1.0, 1e-5, unit=unit, relation=relation, seen="the model")
-    likely = "yes and no" if relation == "add or remove one" else "both"
     assert said == (
-        f"Somebody sees the model, knows all other private data, and has to guess {guess}; {likely} are equally "
+        f"Somebody sees the model, knows all other private data, and has to guess {guess}; both are equally "
         "likely. The guess is right at most 73.2\u00a0% of the time, that of a tossed coin 50\u00a0%."
     )
 

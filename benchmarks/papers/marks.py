@@ -32,8 +32,8 @@ FIRST = {
     "trained without privacy, not to be published": ("readme", "adult/sgd"),
     "**default**: every record counts in noisy sums": ("frontier_adult", "adult/residual_votes/epsilon={}"),
     "**default with a reject option**: a person decides the rest": ("readme", "adult/residual_votes/epsilon={}"),
-    "`fairpate`: thousands of small models vote": ("small_teachers", "adult/fairpate/epsilon={}"),
-    "`dp_sgd`: noise in every step of training": ("frontier_adult", "adult/dp_sgd/epsilon={}"),
+    "method `fairpate`: thousands of small models vote": ("small_teachers", "adult/fairpate/epsilon={}"),
+    "method `dp_sgd`: noise in every step of training": ("frontier_adult", "adult/dp_sgd/epsilon={}"),
 }
 """The rows of the first table: words, file of results and cell by epsilon, all on the same five splits of Adult."""
 CONSTANT = "always “at most $50,000”"

@@ -58,7 +58,10 @@ _SHARES = (
     "fpr",
 )
 _LEAST_P = 0.001
-_COUNTS = ("answered", "submitted", "submitted_own", "charged", "rejected", "degenerate")
+_COUNTS = (
+    *("answered", "submitted", "submitted_own", "charged", "rejected", "degenerate"),
+    *("left_out", "unrefused_left_out"),
+)
 
 Cells = dict[str, dict[str, Any]]
 

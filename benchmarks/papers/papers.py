@@ -165,6 +165,9 @@ def numbers_of(run: RunDirectory) -> dict[str, Any]:
         "coverage": metrics["coverage"],
         "majority_accuracy": metrics["majority_accuracy"],
         "unrefused_accuracy": unrefused["accuracy"],
+        # Accuracy and gaps are of the records of groups that are large enough: these are in none.
+        "left_out": metrics["num_left_out"],
+        "unrefused_left_out": unrefused["num_left_out"],
         "unrefused_parity": unrefused["gaps"]["dp_one_vs_rest"]["value"],
         "degenerate": len(metrics["degenerate"]),
         **{name: metrics["gaps"][gap]["value"] for name, gap in GAPS.items()},

@@ -37,6 +37,7 @@ COLUMNS = {
     "fnr": "false-negative rate",
     "unrefused_accuracy": "accuracy, unrefused",
     "unrefused_disparity": "disparity, unrefused",
+    "unrefused_left_out": "test records in neither",
     "label_accuracy": "label accuracy",
     "answered": "answered",
     "epsilon_data_dependent": "epsilon, data-dependent",
@@ -95,6 +96,7 @@ def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
         "fnr": gaps["false_negative_rate"]["value"] if len(metrics["class_names"]) == 2 else None,
         "unrefused_accuracy": unrefused["accuracy"],
         "unrefused_disparity": unrefused["gaps"]["dp_one_vs_rest"]["value"],
+        "unrefused_left_out": unrefused["num_left_out"],
         "label_accuracy": _label_accuracy(run, config) if run.labels.exists() else math.nan,
         "answered": math.nan if statement.queries is None else statement.queries.answered,
         "epsilon_data_dependent": costs.get("epsilon_data_dependent", math.nan),
@@ -122,7 +124,7 @@ def _text(name: str, values: list[float]) -> str:
         return f"{100 * mean:.1f} %" if spread is None else f"{100 * mean:.1f} ± {100 * spread:.1f} %"
     if name.startswith("epsilon"):
         return epsilon_text(mean) if not spread else f"{epsilon_text(mean)} ± {spread:.2f}"
-    if name in ("answered", "minutes"):
+    if name in ("answered", "minutes", "unrefused_left_out"):
         return f"{mean:.0f}" if name == "answered" else f"{mean:.1f}"
     return f"{mean:.3f}" if spread is None else f"{mean:.3f} ± {spread:.3f}"
 

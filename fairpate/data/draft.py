@@ -276,7 +276,7 @@ def draft_declaration(
     ``intended_use``: what a model of the records is for; None: the draft asks.
     ``reads_private``: private rows are read too, for the classes of the label and for ids that repeat, never for bounds
     and categories; each such line asks the user to confirm it. :class:`DataError` for a file that cannot be
-    read, :class:`DataSettingsError` for a column that does not exist.
+    read, :class:`DataSettingsError` for a file that is no table and for a column that does not exist.
     """
     kind = "a folder of pictures" if file.is_dir() else "a table"
     for option, given in (("public", public), ("test", test)):
@@ -288,6 +288,12 @@ def draft_declaration(
         return _draft_of_pictures(file, public, test, folder, intended_use=intended_use, reads_private=reads_private)
     layout = layout_of(public or file, with_rows=public is not None)
     columns = table_files.column_names(file, file.name, layout)
+    # The header of a letter, a PDF or an archive; text has no null byte.
+    if len(columns) < 2 or any("\0" in column for column in columns):
+        raise DataSettingsError(
+            f"{file.name}: not a table of records, as its first line does not name two columns or more; give a Parquet "
+            "or Feather file, or text with a header and columns separated by comma, semicolon, tab or |."
+        )
     for option, column in (("label", label), ("group", group), ("person", person)):
         if column is not None and column not in columns:
             raise DataSettingsError(f"--{option}: {file.name} has no column {column}{nearest(column, columns)}.")

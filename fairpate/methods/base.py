@@ -403,7 +403,8 @@ class ExpectedVotes:
     def lead_words(self) -> str:
         """The lead that stands out from the noise, as a clause."""
         where = "on average over all queries" if self.fitted_together else "on a record"
-        return f"a lead of {percent(self.lead_needed)} of {self.votes:,} votes {where} stands out 19 times in 20"
+        lead = f"a lead of {percent(self.lead_needed)} of {self.votes:,} votes"
+        return f"{lead} {where} stands out from the noise 19 times in 20"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -438,11 +438,11 @@ class ResidualVotes(RulesOfRecords):
         said = record_votes.labels_of_chances(softmax(pool_MW / UNITS @ rule_CW.T, axis=1))
         trained = self.published(training, released, rule_CW, said)
         pool = f"{len(pool_MW):,} public records"
-        moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
-        model = "the linear rule itself" if trained.architecture else f"a student, which learned from {pool}"
+        moments = "a noisy release of private records" if "moments_WW" in released.arrays else f"those of {pool}"
+        model = "this linear rule itself" if trained.architecture else f"a student, which learned from {pool}"
         # Read alone, as in a printed statement, and on pages as an item of what is not guaranteed.
-        chosen = "Another variant of the method may be better: this one was chosen from public facts and released sums."
-        remark = f"{chosen} The second moments of its features are {moments}; the model is {model}."
+        chosen = "A variant of the method was chosen from public facts and released sums; another may be better."
+        remark = f"{chosen} Its linear rule uses second moments of features, {moments}; the model is {model}."
         return replace(trained, remarks=(remark,))
 
     def attack(self, audited: Audited) -> Shadows | None:

@@ -280,9 +280,9 @@ class ReleaseLog:
         receipt = read_receipt(self._run)
         # Without a receipt all of it was drawn by other runs; with one, only what has another id.
         if receipt is None:
-            words = "It learned from release {} of another run: this ε counts once for both."
+            words = "It learned from the release of another run ({}): this ε counts once for both."
         else:
-            words = "It learned also from release {} of another run: the part of ε that this cost counts once for both."
+            words = "It learned also from the release of another run ({}): that part of ε counts once for both."
         return tuple(words.format(run) for run in origins if receipt is None or run != receipt.run)
 
     def charge(

@@ -223,8 +223,8 @@ def standing_remarks(standing: Standing | None, *, delta: float) -> tuple[str, .
     fixed, adaptive = epsilon_text(standing.epsilon), epsilon_text(standing.epsilon_adaptive)
     return (
         f"This operator released {counted(standing.earlier, 'earlier result')} on the same data set. Together with "
-        f"this one they cost ε = {fixed} at δ = {delta_text(delta)} if all were fixed beforehand, and the least limit "
-        f"that admits them, each chosen in view of the earlier ones, is ε = {adaptive}.",
+        f"this one, they cost ε = {fixed} at δ = {delta_text(delta)} if all were planned before the first, and ε = "
+        f"{adaptive} if later ones depended on earlier ones.",
     )
 
 
@@ -582,7 +582,7 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
     """Return in words, for each unit, the number of releases charged on ``data``, their total cost, and the limit."""
     totals = [
         f"{counted(total.releases, 'release')} at ε = {epsilon_text(total.epsilon)} per {total.unit}, "
-        + ("no limit" if total.epsilon_limit is None else f"limit {epsilon_text(total.epsilon_limit)}")
+        + ("no limit set" if total.epsilon_limit is None else f"limit {epsilon_text(total.epsilon_limit)}")
         for total in odometer.totals(delta=delta, data=data)
         if total.releases
     ]

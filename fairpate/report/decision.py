@@ -36,13 +36,15 @@ class Choice:
     def words(self) -> str:
         """A sentence on the cost of a choice by results, as all pages and the terminal state it."""
         if not self.cost:
-            return "For a choice by results no one ε can be stated: models of this comparison protect different units."
-        models = f"for all private models of this comparison together ({counted(self.num_releases, 'release')})"
-        return f"For a choice by results, or {models}, state {self.cost} instead."
+            return "For a choice by results no ε can be stated: models of this comparison protect different units."
+        return (
+            "If results decide which model of this comparison is published, or all private ones are, state "
+            f"{self.cost} instead, the cost of all {counted(self.num_releases, 'release')}."
+        )
 
     def named(self, epsilon: float) -> str:
         """A sentence on the cost ``epsilon`` of one model of the comparison, and on that of a choice."""
-        return f"ε is {epsilon_text(epsilon)} for a model named before any result is seen. {self.words}"
+        return f"ε is {epsilon_text(epsilon)} if the model was named before any result was seen. {self.words}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -366,7 +366,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
         if math.isinf(epsilon):
             private = "Not private: there is no bound on what can be learned."
         elif point.is_seeded:
-            private = "Not private: its noise is from a seed."
+            private = "Not private: its noise is reproducible, from a seed."
         else:
             word, _ = STRENGTHS[strength(epsilon, privacy.delta)]
             right = most_often_right(epsilon, privacy.delta)

@@ -193,7 +193,7 @@ class Point:
     @property
     def cautions(self) -> tuple[str, ...]:
         """Sentences on why a small gap of this point is weak evidence of fairness, such as a degenerate model."""
-        return (*self.degenerate, *self.groups.words("seed"))
+        return (*self.degenerate, *self.groups.words("run"))
 
     def fair_from(self, notion: NotionName) -> FloatArray:
         """Return for each seed (S,) the smallest limit at which this point is called fair, as a report judges it: the
@@ -283,7 +283,7 @@ def points_of(
                 commands=tuple(command for _, command in of_point),
                 majority_accuracy=float(np.array([each.majority_accuracy for each in found], np.float64).mean()),
                 degenerate=tuple(
-                    f"Degenerate: {word}" + ("." if len(found) == 1 else f", with {number} of {len(found)} seeds.")
+                    f"Degenerate: {word}" + ("." if len(found) == 1 else f", in {number} of {len(found)} runs.")
                     for word, number in seeds_by_word.items()
                 ),
                 groups=GroupsTold.of(found),

@@ -101,7 +101,7 @@ def findings(points: Sequence[Point]) -> Findings:
             undefined = [words.get(name, name) for name in frontier.OBJECTIVES if np.isnan(point.value(name))]
             reason = f"{_listed(undefined)} undefined"
         elif math.isinf(point.value("epsilon")):
-            reason = "no finite ε"
+            reason = "not private"
         else:
             compared.append(point)
             continue
@@ -132,7 +132,7 @@ def findings(points: Sequence[Point]) -> Findings:
             rows.append((name, str(seeds), highest, gap, there))
         # A sentence names a winner, so it needs means; the table lists single seeds too, with their number.
         repeated = [point for point in affordable if len(point.seeds) >= _LEAST_SEEDS]
-        sentence = "No configuration has three seeds: with fewer, a difference between methods may be chance."
+        sentence = "No configuration has three runs: with fewer, a difference between methods may be chance."
         if repeated:
             best, fairest = best_of(repeated)
             gap = decimal(fairest.value("disparity"))
@@ -141,7 +141,7 @@ def findings(points: Sequence[Point]) -> Findings:
                 f"{NOTIONS[best.notion].measure} is {fairest.method}’s, {gap} at {_accuracy_words(fairest)}."
             )
             if len(repeated) < len(affordable):
-                sentence = f"Only configurations with at least three seeds are compared. {sentence}"
+                sentence = f"Only configurations with at least three runs are compared. {sentence}"
         budgets.append(BudgetFindings(epsilon=levels[number], sentence=sentence, rows=tuple(rows)))
 
     unsaid = []
@@ -150,10 +150,10 @@ def findings(points: Sequence[Point]) -> Findings:
         groups = _listed([name for point in underserving for name in point.groups.underserved])
         unsaid.append(
             f"{counted(len(underserving), 'configuration')} of {methods} with a group that is served worse than by a "
-            f"constant in some seed: {groups}."
+            f"constant in some run: {groups}."
         )
     if unmeasured := [name for point in compared for name in point.groups.unmeasured]:
-        unsaid.append(f"Not known for {_listed(unmeasured)}: too few answered test records in some seed, so no gap.")
+        unsaid.append(f"Not known for {_listed(unmeasured)}: too few answered test records in some run, so no gap.")
     return Findings(budgets=tuple(budgets), left_out=tuple(left_out), unsaid=tuple(unsaid))
 
 
@@ -251,17 +251,17 @@ def judged_words(point: Point, rule: FairRule) -> str:
         word = FAIR_IN_ANSWERS
     verdict, limit = f"It is {word}{among} by its {measure} of {gap}", f"{rule.limit:g}"
     if num_seeds > 1:
-        numbers = [f"{word} with {num_by_verdict[word]}" for word in _VERDICTS if num_by_verdict[word]]
-        by_seed = f" with each of {num_seeds} seeds" if clear else f": of {num_seeds} seeds it is {listed(numbers)}"
+        numbers = [f"{word} in {num_by_verdict[word]}" for word in _VERDICTS if num_by_verdict[word]]
+        by_seed = f" in each of {num_seeds} runs" if clear else f": of {num_seeds} runs it is {listed(numbers)}"
         return f"{verdict}{by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
     if math.isnan(low):
-        return f"{verdict}: it has no 95\u00a0% interval."
-    interval = f"its 95\u00a0% interval, {ends_words(value, low, high)},"
+        return f"{verdict}, which has no 95\u00a0% interval."
+    interval = f"whose 95\u00a0% interval ({ends_words(value, low, high)})"
     if word == "perhaps fair":
         # Below the limit, an interval of few records does not suffice.
         why = f"goes beyond {limit}" if high > rule.limit else "is of too few records to decide"
-        return f"{verdict}: {interval} {why}."
-    return f"{verdict}: {interval} is {'above' if word == 'not fair' else 'at most'} {limit}."
+        return f"{verdict}, {interval} {why}."
+    return f"{verdict}, {interval} is {'above' if word == 'not fair' else 'at most'} {limit}."
 
 
 def cells(point: Point) -> list[tuple[str, str]]:
@@ -338,17 +338,17 @@ def frontier_report(report: FrontierReport) -> str:
     methods, data_sets = (sorted({getattr(row, name) for row in shown}) for name in ("method", "data"))
     on_frontiers = f"{count(len(members))} of them on a frontier by {NOTIONS[report.notion].measure}"
     seeds = counted(len({row.seed for row in done}), "seed")
-    names = figures.titles(report.notion) | {"epsilon": "ε", "disparity": "disparity"}
+    names = figures.titles(report.notion) | {"epsilon": "ε", "disparity": "gap"}
     # The thresholds that a configuration must keep to be chosen.
     rules = []
     for notion in notions:
         level = ", ".join(f"{value:g} in {figures.titles(notion)[name]}" for name, value in _RULE.tolerance.items())
         rules.append(
             "The best configuration of each method if fairness, privacy or accuracy comes first, as in the FairPATE "
-            f"paper. It has a coverage of at least {percent(_RULE.min_coverage)} and an accuracy at most "
-            f"{percent(_RULE.max_accuracy_loss)} below the best that a finite ε reaches on its data set, and is not "
-            f"degenerate (one class for everyone, or no better than one); differences up to {level} count as equal, "
-            "and then accuracy decides."
+            f"paper. Left out are those that answer less than {percent(_RULE.min_coverage)}, those that are more than "
+            f"{100 * _RULE.max_accuracy_loss:g} points less accurate than the best private one, and degenerate ones "
+            "(one class for everyone, or no better than that). Equal are differences of up to "
+            f"{level}; then accuracy decides."
         )
     return render(
         "frontier.html",
@@ -383,7 +383,7 @@ def frontier_report(report: FrontierReport) -> str:
         rules=rules,
         fairness={point: [figures.with_spread(point.seen_by(notion))[0] for notion in notions] for point in points},
         # Two planes are fixed. The third plane of a data set is chosen by its number among all planes.
-        planes=((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage")),
+        planes=((2, "coverage over ε"), (3, "gap over ε"), (4, "accuracy over coverage")),
         colours=list(enumerate(zip(figures.COLOURS, figures.DARK_COLOURS, strict=True))),
         fair_words=fair_words(report.fair_at),
         # The slider begins at the user's limit where the page opens with the notion that it limits.

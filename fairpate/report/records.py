@@ -162,12 +162,12 @@ class Guarantee:
                 chosen = "no ε is finite" if adaptive is None else f"it is ε = {epsilon_text(adaptive)}"
                 earlier += (
                     f" it is ε = {epsilon_text(epsilon)}, and a guess is right at most "
-                    f"{pages.most_often_right(epsilon, self.delta)} of the time, if all were fixed beforehand; if each "
-                    f"was chosen in view of the earlier ones, {chosen}."
+                    f"{pages.most_often_right(epsilon, self.delta)} of the time, if all were planned before the first; "
+                    f"if later ones depended on earlier ones, {chosen}."
                 )
         return {
             "epsilon": epsilon_text(self.epsilon) if math.isfinite(self.epsilon) else "none",
-            "noise": "from operating-system entropy" if is_private_noise else self.noise.replace(": ", ", "),
+            "noise": "fresh, from the operating system" if is_private_noise else self.noise.replace(": ", ", "),
             "why_not_private": "No ε is finite" if is_private_noise else f"Its noise: {self.noise}",
             "protected": protected,
             "several_records": several,
@@ -233,7 +233,7 @@ def described_event(event: Mapping[str, Any]) -> str:
     for spread, reach in (("noise_stddev_votes", "norm"), ("noise_stddev_records", "weight")):
         if spread in event and reach in event:
             ratio = event[spread] / (event[reach] if spread == "noise_stddev_votes" else 1)
-            noise.append(f"noise {ratio:.3g} times what one {event.get('unit', 'record')} adds at most")
+            noise.append(f"noise {ratio:.3g} times the most that one {event.get('unit', 'record')} adds")
             left_out |= {spread, reach}
     if event.get("sampling_rate") == 1:  # every record is read
         left_out.add("sampling_rate")
@@ -251,9 +251,9 @@ def described_event(event: Mapping[str, Any]) -> str:
     head, *of = str(event["noun"]).partition(" of ")
     number = event.get("count", 1)
     samples = "over Poisson samples" if event.get("sampling_rate", 1) < 1 else ""
-    each = " each" if number > 1 else ""
+    each = "each: " if number > 1 else ""
     trials = " or ".join(", ".join(map(described_event, events)) for events in event.get("trials", ()))
-    words = (counted(number, head) + "".join(of), samples, f"({numbers}{each})" if numbers else "")
+    words = (counted(number, head) + "".join(of), samples, f"({each}{numbers})" if numbers else "")
     return " ".join(filter(None, (*words, trials and f"of {trials}")))
 
 
@@ -451,18 +451,18 @@ class MeasuredClaims:
                 )
             meant = "The largest difference in how often a class is predicted for one group and for all others"
             details = [
-                f"{meant if is_parity else upper(notion.words)} ({gap.where}).",
+                f"{meant if is_parity else upper(notion.words)} (here {gap.where}).",
                 f"{upper(interval_words(gap))}: {side} {limit:g}.",
                 "" if fair == "not fair" else self._too_few,
                 perfect,
                 unknown,
                 left_out,
-                f"Each share that it compares is of {pages.count(gap.min_cell_size)} records or more{empty}."
+                f"Each compared share is of {pages.count(gap.min_cell_size)} records or more{empty}."
                 if gap.min_cell_size is not None
-                else f"It compares shares of records{empty}; how many are in the smallest is not shown.",
+                else f"How many records the smallest compared share is of is not shown{empty}.",
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
-        details.insert(2, f"Fair means here: {fair_words(measured.fair_at)}, with its whole interval.")
+        details.insert(2, f"Fair means here: {_surely_fair_words(measured)}.")
         mood = WORDS["moods"][fair]
         if self.before_refusals:
             word += ", before it refuses any"
@@ -548,7 +548,7 @@ class MeasuredClaims:
                 covered.append(("right answers", right))
         rows += [
             *covered,
-            ("demographic disparity", f"{gap_words(gap)}, {interval_words(gap)}"),
+            ("demographic-parity gap", f"{gap_words(gap)}, {interval_words(gap)}"),
         ]
         of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
         for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):
@@ -558,7 +558,7 @@ class MeasuredClaims:
                 if notion.name != rates.DEFAULT and notion.bounds_rate == bounds_rate
             ]
             rows.append((name, ", ".join(found)))
-        rows += [("called fair", f"{fair_words(measured.fair_at)}, with its whole interval: {self.fairness_words}")]
+        rows += [("called fair", f"{_surely_fair_words(measured)}: {self.fairness_words}")]
         rows += [
             (name, words) for name, words in (("left out", left_out_words(measured)), ("not shown", hidden)) if words
         ]
@@ -737,6 +737,11 @@ def fair_words(rule: FairRule) -> str:
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
 
 
+def _surely_fair_words(measured: Evaluation) -> str:
+    """Return the definition of fair with the confidence at which a gap has to be within the limit."""
+    return f"{fair_words(measured.fair_at)}, with {percent(measured.judged.level, digits=0)} confidence"
+
+
 def _number(measured: Evaluation, number: int, which: str = "", *, total: bool = False) -> str:
     """Return words for a number of test records or persons, such as "about 300 test records", with ``which`` before the
     noun. "about" is added if metrics are private, because numbers are then estimates.
@@ -760,7 +765,7 @@ def coverage_by_group(measured: Evaluation) -> str:
     shown = [(group.name, group.coverage) for group in measured.groups if not math.isnan(group.coverage)]
     if measured.coverage == 1 or not shown:
         return ""
-    return f"Answered by group: {listed([f'{percent(share)} of {name}' for name, share in shown])}."
+    return f"Answered by group: {listed([f'{percent(share)} of “{name}”' for name, share in shown])}."
 
 
 _HARDLY = 0.05  # found so rarely, a class may as well be missing
@@ -788,7 +793,7 @@ def least_found_words(measured: Evaluation) -> str:
     if found is None:
         return ""
     which = "" if measured.coverage == 1 else "answered "
-    return f"Of the {which}records that are “{found[0]}”, {percent(1 - found[1])} get another class: the most of all."
+    return f"“{found[0]}” is missed most often: {percent(1 - found[1])} of its {which}records get another class."
 
 
 def _share_of_class(measured: Evaluation, share: float) -> str:
@@ -879,8 +884,8 @@ def small_cell_words(measured: Evaluation) -> str:
         )
     words = (
         f"Cells of fewer than {measured.least_cell} {noun} are not shown, nor totals that would reveal them. A cell is "
-        "a group, or those of a group with one true label, one prediction, both, or a right, wrong or refused one, "
-        "also of one class; all groups together are none."
+        "a group, or the part of a group with one true label, with one prediction, with both, or with a right, a wrong "
+        "or no answer (also by class)."
     )
     return f"{words} Missing for this reason: {'; '.join(hidden)}." if hidden else words
 

@@ -289,7 +289,7 @@ def treated(evaluations: Mapping[str, Evaluation], model: str) -> dict[str, Any]
 def _gate(rule: GateRule) -> str:
     start, gap = records.WORDS["scopes"][rule.cold_start], records.WORDS["scopes"][rule.gap]
     margin = "off" if math.isinf(rule.max_disparity) else f"{rule.max_disparity:g}"
-    return f"γ = {margin} after {rule.min_count} answers ({start}), gap {gap}"
+    return f"γ = {margin} {gap}, after {rule.min_count} answers {start}"
 
 
 _LEDGERS: Mapping[str, str] = records.WORDS["ledgers"]

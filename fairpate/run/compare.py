@@ -506,8 +506,8 @@ def run_cells(
 
     waiting = deque(missing)
     started, has_room, num_settled = time.monotonic(), False, 0
-    reporter.note("cells", f"{len(cells)}, {len(cells) - len(missing)} of them finished before")
-    with reporter.stage("cells") as advance:
+    reporter.note("runs", f"{len(cells)}, {len(cells) - len(missing)} of them finished before")
+    with reporter.stage("runs") as advance:
         try:
             while True:
                 # A bounded number at once: each submitted task costs memory on the driver, and a sweep may have
@@ -623,7 +623,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
         majority = _range(row.record.majority_accuracy for row in comparison.rows if row.record and row.data == data)
         always = _range_words("accuracy", majority)
         title = f"accuracy of always the most common class: {always}" if majority else None
-        names = ("cells", "ε", "accuracy", in_two_lines(NOTIONS[notion].measure), "coverage")
+        names = ("runs", "ε", "accuracy", in_two_lines(NOTIONS[notion].measure), "coverage")
         right = [Column(name, justify="right", no_wrap=True) for name in names]
         table = Table(data, *right, box=SIMPLE_HEAD, title=title, title_justify="left")
         methods = []
@@ -639,7 +639,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
             texts = [_range_words(name, found) if records else "" for name, found in ranges.items()]
             done = str(len(rows)) if len(records) == len(rows) else f"{len(records)} of {len(rows)}"
             table.add_row(method, done, *texts)
-            groups += [f"{method} on {data}: {words}" for words in told.words("cell")]
+            groups += [f"{method} on {data}: {words}" for words in told.words("run")]
             by_group = {"underserved_groups": dict(told.underserved), "unmeasured_groups": dict(told.unmeasured)}
             methods.append({"method": method, "cells": len(rows), "finished": len(records), **ranges, **by_group})
         tables.append(table)
@@ -678,7 +678,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
     ]
     # Commands are not wrapped, so that they can be copied.
     words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), facts(last))
-    trouble = f"{counted(len(failed), 'cell')} failed; the same command tries them again." if failed else None
+    trouble = f"{counted(len(failed), 'run')} failed; the same command tries them again." if failed else None
     return Output(facts=found, words=words, code=int(bool(failed)), failure=trouble)
 
 
@@ -778,7 +778,7 @@ def demo(sweep: Path, out: Path) -> Output:
         for name, each in rows.items()
     }
     measured = claims.measured
-    headings = ("ε per person", "accuracy", "parity gap", "answered")
+    headings = ("ε per person", "accuracy", "gap", "answered")
     right = [Column(name, justify="right", no_wrap=True) for name in headings]
     table = Table(counted(measured.num_records, "test record"), *right, box=SIMPLE_HEAD)
     constant = {"epsilon": 0.0, "accuracy": measured.majority_accuracy, "disparity": 0.0, "coverage": 1.0}
@@ -811,10 +811,10 @@ def claims_in_words(
         f"The model to publish is {method}, {why}, with a reject option: {guarantee.strength[0]} at ε = "
         f"{guarantee.words['epsilon']} (δ = {delta_text(guarantee.delta)}) for {guarantee.words['protected']}, and "
         f"{rejecting.fairness_words}, with a gap of {decimal(less.value)} ({ends} with {confidence} "
-        f"confidence; at most {limit} is called fair). {percent(chosen.accuracy)} of its answers are right; without "
-        f"privacy {percent(without.measured.accuracy)} (public, as these people are invented). A human decides "
-        f"{percent(1 - chosen.coverage)} of the records, and {percent(1 - refused.coverage)} of those of "
-        f"“{refused.name}”."
+        f"confidence; at most {limit} is called fair). {percent(chosen.accuracy)} of its answers are right; of a "
+        f"model without privacy {percent(without.measured.accuracy)}, which may be shown as these people are invented. "
+        f"It leaves {percent(1 - chosen.coverage)} of the records to a person, and {percent(1 - refused.coverage)} of "
+        f"those of “{refused.name}”."
     )
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)
     place, code = measured.group_names.index(group), measured.class_names.index(answer)

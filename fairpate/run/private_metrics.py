@@ -260,7 +260,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     # The accuracy in other orders would reveal the one that is left out.
     if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
         spread = replace(spread, orders=tuple(replace(order, accuracy=math.nan) for order in spread.orders))
-    evaluations = {"student with IDP3": headline, "student without refusals": unrefused}
+    evaluations = {"student with reject option": headline, "student without refusals": unrefused}
     return Assessment(evaluations=evaluations, measured_N=measured, reject_option=spread)
 
 

@@ -21,7 +21,7 @@
 
   // ---- charts: a specification of the page, over the rows of its panel and notion
   function tooltip(row) {
-    if (row.i === undefined) return `<b>${escaped(row.s)}</b><br>median over seeds: corner of the frontier`;
+    if (row.i === undefined) return `<b>${escaped(row.s)}</b><br>corner of the frontier with half of the seeds`;
     const { words, cautions } = model.points[row.i];
     const named = model.titles.map((title, k) => `${k ? escaped(title) : "ε"} ${escaped(words[k])}`);
     return [`<b>${escaped(row.s)}</b>`, ...named, ...cautions.map(escaped)].join("<br>");
@@ -84,7 +84,7 @@
     const commands = point.commands.length
       ? `<h3>Repeat it</h3><pre><code>${command(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` +
         (point.commands.length > 1
-          ? `<details><summary>The other ${point.commands.length - 1} seeds</summary><pre><code>${escaped(point.commands.slice(1).join("\n"))}</code></pre></details>` : "")
+          ? `<details><summary>The other ${point.commands.length - 1} runs</summary><pre><code>${escaped(point.commands.slice(1).join("\n"))}</code></pre></details>` : "")
       : "";
     document.getElementById("point-body").innerHTML =
       `<p class="kicker">${escaped(point.data)} · ${escaped(model.sentences[point.privacy])}</p><h2 class="name">${mark(look)} ${escaped(look.name)}</h2>` +
@@ -148,7 +148,7 @@
     const by = document.getElementById("notion").selectedOptions[0].dataset.name;
     const least = most.toFixed(digits(most));
     const asked = by === "demographic_parity" ? `--disparity ${least}` : `--fairness ${by}=${least}`;
-    answer.innerHTML = `<p>${named(kept[0])}${point.seeds.length < 3 ? ` <small>run with ${point.seeds.length} seed${point.seeds.length > 1 ? "s" : ""}: its lead may be chance</small>` : ""}</p>` +
+    answer.innerHTML = `<p>${named(kept[0])}${point.seeds.length < 3 ? ` <small>run ${point.seeds.length > 1 ? "twice" : "once"}: its lead may be chance</small>` : ""}</p>` +
       `<dl class="values">${words}</dl><p class="note">${escaped(model.sentences[point.private])} ${judged(kept[0])}</p>` +
       (point.commands.length ? `<pre><code>${command(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` : "") +
       `<p class="note">${also ? `Other methods within both limits, with their accuracy: ${also}. ` : "No other method keeps both limits. "}` +

@@ -108,7 +108,7 @@ def test_results_without_privacy_are_the_operators_unless_the_data_are_public(co
     ]
     public = written(rows)
     words = Nesting(public).words
-    assert "Left out: 12 rows without privacy; for the operator: sgd." in words
+    assert "Left out: 12 rows without privacy, which the operator’s page shows: sgd." in words
     assert "Do not publish" not in words
     assert "sgd" not in [series["name"] for series in model_of(public)["series"]]
     operators = Nesting(written(rows, for_operator=True)).words
@@ -233,13 +233,13 @@ def test_what_is_degenerate_is_named_with_its_point_and_crossed_out(comparison):
     rows = comparison()
     told = [replace(row, record=replace(row.record, degenerate=(words,))) for row in rows if row.method == "dp_sgd"]
     page = written([*told, *(row for row in rows if row.method != "dp_sgd")])
-    sentence = f"Degenerate: {words}, with 2 of 2 seeds."
+    sentence = f"Degenerate: {words}, in 2 of 2 runs."
     for point in model_of(page)["points"]:
         is_named = model_of(page)["series"][point["series"]]["name"] == "dp_sgd"
         assert point["degenerate"] == ([sentence] if is_named else [])
         assert not (is_named and point["front"])
-    assert "a degenerate one is crossed out" in Nesting(page).words
-    assert "is crossed out" not in Nesting(written(rows)).words
+    assert "degenerate ones, which are crossed out" in Nesting(page).words
+    assert "crossed out" not in Nesting(written(rows)).words
 
 
 def test_groups_that_a_constant_would_serve_better_are_named_with_the_point_and_beside_the_sentences(comparison):
@@ -249,7 +249,7 @@ def test_groups_that_a_constant_would_serve_better_are_named_with_the_point_and_
         for row in rows
     ]
     page = written(of_one)
-    sentence = "Served worse than by a constant: <men> (in 2 of 2 seeds)."
+    sentence = "Served worse than by a constant: <men> (in 2 of 2 runs)."
     for point in model_of(page)["points"]:
         is_named = model_of(page)["series"][point["series"]]["name"] == "dp_sgd"
         assert point["cautions"] == point["remarks"] == ([sentence] if is_named else [])
@@ -306,29 +306,29 @@ def judged(*intervals, gap=0.076, fair_from=0.01, **more):
 
 def test_the_page_judges_a_configuration_by_the_rule_of_a_report():
     """The whole interval of every seed, enough records, and every group: a gap below the limit is not enough."""
-    gap, ends = "by its demographic-parity gap of 0.076", "its 95 % interval, 0.050 to"
-    assert judged((0.05, 0.1)) == f"It is fair {gap}: {ends} 0.100, is at most 0.1."
-    assert judged((0.05, 0.101)) == f"It is perhaps fair {gap}: {ends} 0.101, goes beyond 0.1."
+    gap, ends = "by its demographic-parity gap of 0.076", "whose 95 % interval (0.050 to"
+    assert judged((0.05, 0.1)) == f"It is fair {gap}, {ends} 0.100) is at most 0.1."
+    assert judged((0.05, 0.101)) == f"It is perhaps fair {gap}, {ends} 0.101) goes beyond 0.1."
     for few in (0.11, None):
         assert judged((0.05, 0.1), fair_from=few) == (
-            f"It is perhaps fair {gap}: {ends} 0.100, is of too few records to decide."
+            f"It is perhaps fair {gap}, {ends} 0.100) is of too few records to decide."
         )
-    assert judged((0.11, 0.3)) == f"It is not fair {gap}: its 95 % interval, 0.110 to 0.300, is above 0.1."
-    assert judged((None, None)) == f"It is of unknown fairness {gap}: it has no 95 % interval."
+    assert judged((0.11, 0.3)) == f"It is not fair {gap}, whose 95 % interval (0.110 to 0.300) is above 0.1."
+    assert judged((None, None)) == f"It is of unknown fairness {gap}, which has no 95 % interval."
     rule = "Fair means that the whole 95 % interval is at most 0.1."
     assert judged((0.05, 0.1), (0.05, 0.09)).startswith("It is fair by its ")
-    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f" with each of 2 seeds. {rule}")
+    assert judged((0.05, 0.1), (0.05, 0.09)).endswith(f" in each of 2 runs. {rule}")
     for other, verdict in (((0.05, 0.2), "perhaps fair"), ((0.2, 0.3), "not fair")):
         mixed = judged((0.05, 0.1), other)
         assert mixed.startswith("It is perhaps fair by its ")
-        assert mixed.endswith(f": of 2 seeds it is fair with 1 and {verdict} with 1. {rule}")
+        assert mixed.endswith(f": of 2 runs it is fair in 1 and {verdict} in 1. {rule}")
     assert judged((0.05, 0.1), unmeasured_groups=("X",)) == (
-        f"It is fair where it is measured, but not known for X, {gap}: {ends} 0.100, is at most 0.1."
+        f"It is fair where it is measured, but not known for X, {gap}, {ends} 0.100) is at most 0.1."
     )
     assert judged((0.05, 0.1), degenerate=("predicts 'no' for every record",)).endswith("it is degenerate.")
     # What a gate holds at its margin: resampling moves it upwards only.
     held = judged((0.076, 0.08), coverage=0.9)
-    assert held == f"It is fair in its answers {gap}: its 95 % interval, up to 0.080, is at most 0.1."
+    assert held == f"It is fair in its answers {gap}, whose 95 % interval (up to 0.080) is at most 0.1."
 
 
 def test_no_script_judges_fairness_again():
@@ -340,9 +340,9 @@ def test_no_script_judges_fairness_again():
     )
     page = written([row])
     (sentence,) = model_of(page)["judged"]
-    assert ": its 95\u00a0% interval, 0.050 to 0.110, goes beyond 0.1." in sentence and "perhaps fair" in sentence
+    assert ", whose 95\u00a0% interval (0.050 to 0.110) goes beyond 0.1." in sentence and "perhaps fair" in sentence
     assert ".fair.limit ?" not in page
-    assert "with its whole 95 % interval, in every seed" in page
+    assert "with 95 % confidence in every run" in page
 
 
 def test_a_delta_that_is_not_below_one_in_the_public_number_of_records_is_cautioned_against_on_the_page():

@@ -47,14 +47,14 @@ def test_accuracies_stand_beside_their_baselines_and_degenerate_predictors_are_n
     assert caption == "Accuracy to compare with: always the most common class: 75.0 %. Left out: pate (degenerate)."
     assert fair == private == accurate == ["dp_sgd"]
     (point,) = points_of([run_record("pate", seed=s, disparity=0.0, **constant) for s in (0, 1)])
-    assert point.remarks == ("Degenerate: predicts 'no' for every record, with 2 of 2 seeds.",)
+    assert point.remarks == ("Degenerate: predicts 'no' for every record, in 2 of 2 runs.",)
 
 
 def test_groups_that_a_constant_would_serve_better_are_counted_by_seeds():
     levelled = {"underserved_groups": ("men", "women")}
     runs = [run_record(seed=0, **levelled), run_record(seed=1, underserved_groups=("men",)), run_record(seed=2)]
     (point,) = points_of(runs)
-    assert point.remarks == ("Served worse than by a constant: men (in 2 of 3 seeds), women (in 1 of 3 seeds).",)
+    assert point.remarks == ("Served worse than by a constant: men (in 2 of 3 runs), women (in 1 of 3 runs).",)
     (alone,) = points_of([run_record(**levelled, unmeasured_groups=("children",))])
     left_out = "In no gap for lack of answered test records: children."
     assert alone.remarks == ("Served worse than by a constant: men, women.", left_out)

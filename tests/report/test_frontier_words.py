@@ -73,10 +73,10 @@ def test_a_highest_mean_takes_three_seeds():
     (text,), _ = said(configuration("dp_sgd", (0.9,), (0.01,)), configuration("pate", (0.8,), (0.1,)))
     assert "highest" not in text
     assert "smallest" not in text
-    assert "three seeds" in text
+    assert "three runs" in text
     (text,), _ = said(configuration("dp_sgd", (0.9,), (0.01,)), configuration("pate", (0.79, 0.81), (0.1, 0.1)))
     assert "dp_sgd" not in text
-    assert "three seeds" in text
+    assert "three runs" in text
     assert "highest mean accuracy is pate’s, 80.0 %" in text
     assert "gap is pate’s, 0.100 at 80.0 %" in text
 
@@ -97,7 +97,7 @@ def test_degenerate_models_win_nothing_and_are_counted():
 
 def test_groups_that_no_gap_compares_are_named():
     runs = configuration("pate", (0.8, 0.8), (0.1, 0.1), unmeasured_groups=("children",))
-    words = "Not known for children: too few answered test records in some seed, so no gap."
+    words = "Not known for children: too few answered test records in some run, so no gap."
     assert findings(points_of(runs)).unsaid == (words,)
 
 
@@ -106,7 +106,7 @@ def test_configurations_that_serve_a_group_worse_than_a_constant_are_named_besid
         *configuration("pate", (0.8, 0.82), (0.0, 0.0), underserved_groups=("men",)),
         *configuration("dp_sgd", (0.8, 0.82), (0.1, 0.12)),
     ]
-    words = "1 configuration of pate with a group that is served worse than by a constant in some seed: men."
+    words = "1 configuration of pate with a group that is served worse than by a constant in some run: men."
     assert findings(points_of(runs)).unsaid == (words,)
     assert findings(points_of(runs[4:])).unsaid == ()
 
@@ -136,7 +136,7 @@ def test_what_no_sentence_is_about_is_counted_with_its_reason():
     )
     assert len(texts) == 1
     assert left_out == [
-        "1 configuration of sgd: no finite ε",
+        "1 configuration of sgd: not private",
         "1 configuration of pate: coverage undefined",
         "1 configuration of fairpate: demographic-parity gap undefined",
         "1 configuration of fairpate: ε depends on private votes",

@@ -57,11 +57,11 @@ def test_the_public_page_tells_the_run() -> None:
     for expected in (
         "100 teachers answered 3 of 6 public queries",
         "ε\u00a0=\u00a06.13",
-        "Protects one record, present or absent (add or remove one), δ\u00a0=\u00a010⁻⁵.",
+        "Protects one record, even its presence (add or remove one), δ\u00a0=\u00a010⁻⁵.",
         "If a person has several records, each is protected by itself.",
         percent(report.headline.accuracy),
         decimal(report.headline.disparity),
-        "Tuning is not part of ε",
+        "The choice of settings is not part of ε",
         "It does not bound the final gap",
         "1 refused for low consensus, 1 by the fairness gate, 1 before the vote",
     ):
@@ -75,9 +75,9 @@ def test_a_run_without_votes_tells_its_training_and_no_queries() -> None:
     words = Page(public_report(published(**own, not_protected="features"))).words
     for expected in (
         "The model was trained by dp_<sgd>, which cost ε\u00a0=\u00a06.13.",
-        "From private records to a model The model, and the noisy table where it learned from one, were computed from "
+        "From private records to a model The model, and any noisy table that it learned from, were computed from "
         "private records at the cost ε",
-        "Touched private records: 5 Gaussian sums over Poisson samples. Noise: from operating-system entropy",
+        "Touched private records: 5 Gaussian sums over Poisson samples. Noise: fresh, from the operating system",
         "How the model treats the groups",
         "The model, and whatever is computed from it, satisfies (ε, δ)-differential privacy with ε\u00a0=\u00a06.13",
         "Not guaranteed Not protected: features. The model may reveal them.",
@@ -109,7 +109,7 @@ def test_the_order_of_predictions_is_told_when_the_student_may_refuse() -> None:
     for expected in (
         heading,
         "10 random orders of the same 80 predictions",
-        "γ\u00a0=\u00a00.3 after 2 answers",
+        "γ\u00a0=\u00a00.3 against all other groups, after 2 answers",
         "once every group has 2 answers",
         percent(spread.coverage.low),
         percent(spread.accuracy.mean),

@@ -166,7 +166,7 @@ def test_without_test_records_nothing_is_claimed() -> None:
 def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_noise() -> None:
     assert said(FAIR).guarantee.meaning == (
         "Somebody sees the model, knows all other private data, and has to guess whether one given record was among "
-        f"the private ones; yes and no are equally likely. The guess is right at most 73.2{NB}% of the time, that of a "
+        f"the private ones; both are equally likely. The guess is right at most 73.2{NB}% of the time, that of a "
         f"tossed coin 50{NB}%."
     )
     # Exact metrics, which are published too, are not covered.
@@ -185,7 +185,7 @@ def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_nois
 
 def test_who_is_protected_is_not_said_where_nobody_is() -> None:
     seeded = said(FAIR, noise="seeded: not private", unit="person").figures[0]
-    unit = "everything about one person, present or absent (add or remove one)"
+    unit = "everything about one person, even its presence (add or remove one)"
     fresh = f"With fresh noise ε would hold for {unit}, δ = 10⁻⁵."
     assert seeded.details == ("Nothing is protected.", fresh)
     assert said(FAIR, epsilon=math.inf, noise="no noise: not private").figures[0].details == ("Nothing is protected.",)
@@ -211,7 +211,7 @@ def test_earlier_releases_are_summed_beside_the_figure() -> None:
     found = said(FAIR, earlier_releases=2, **sums).figures[0].details[-1]
     assert found == (
         "Together with 2 earlier releases of the same private data it is ε = 2.00, and a guess is right at most "
-        f"88.1{NB}% of the time, if all were fixed beforehand; if each was chosen in view of the earlier ones, it is "
+        f"88.1{NB}% of the time, if all were planned before the first; if later ones depended on earlier ones, it is "
         "ε = 2.25."
     )
     lost = replace(GUARANTEE, earlier_releases=1).words["with_earlier"]
@@ -229,7 +229,7 @@ def test_a_model_that_refuses_is_measured_on_what_it_answers() -> None:
 
 def test_the_tile_says_of_whom_fewer_are_answered() -> None:
     found = said(measured(refused=200)).figures[3]
-    assert f"Answered by group: 80.0{NB}% of women and 100{NB}% of men." in found.details
+    assert f"Answered by group: 80.0{NB}% of “women” and 100{NB}% of “men”." in found.details
     assert not any("by group" in words for words in said(FAIR).figures[3].details)
 
 
@@ -251,7 +251,7 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
     )
     rarely = f"1.0{NB}% of the records of this class."
     assert f" It finds “manual” in {rarely}" in found.line
-    words = f"Of the records that are “manual”, 99.0{NB}% get another class: the most of all."
+    words = f"“manual” is missed most often: 99.0{NB}% of its records get another class."
     assert words in found.figures[2].details
     # A class that is found as often as others is no headline.
     assert "finds" not in said(FAIR).line
@@ -260,8 +260,8 @@ def test_a_class_that_is_hardly_found_is_in_the_first_line() -> None:
 def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_among_the_open_points() -> None:
     choice = Choice(num_releases=3, epsilon=3.0, delta=3e-5)
     words = (
-        "ε is 1.00 for a model named before any result is seen. For a choice by results, or for all private models of "
-        "this comparison together (3 releases), state ε = 3.00 (δ = 3·10⁻⁵) instead."
+        "ε is 1.00 if the model was named before any result was seen. If results decide which model of this comparison "
+        "is published, or all private ones are, state ε = 3.00 (δ = 3·10⁻⁵) instead, the cost of all 3 releases."
     )
     alone = said(FAIR, tuning_accounted=False)
     found = replace(alone, choice=choice)
@@ -278,7 +278,7 @@ def test_the_cost_of_a_choice_stands_in_the_tile_of_epsilon_in_the_rows_and_amon
     assert "of this comparison" not in " ".join(seeded.figures[0].details)
     mixed = Choice(num_releases=2, epsilon=None, delta=None)
     assert "state no ε: its models protect different units" in replace(alone, choice=mixed).decision.words
-    assert "no one ε can be stated: models of this comparison protect different units" in " ".join(
+    assert "no ε can be stated: models of this comparison protect different units" in " ".join(
         replace(alone, choice=mixed).figures[0].details
     )
 
@@ -351,7 +351,7 @@ def test_a_small_gap_among_answers_does_not_hide_who_gets_none() -> None:
         (
             1e-5,
             20_000,
-            "the chance that ε fails, is 1 in 100,000: below 1 in 20,000, the public number of persons.",
+            "the chance that ε fails, is 1 in 100,000: below 1 in 20,000, the declared number of persons.",
         ),
         (1e-5, None, "How many persons there are is not public; δ is below 1/n for fewer than 100,000."),
         (1e-3, 5_000, "far below one in the number of persons, here 1/5,000"),

@@ -175,26 +175,26 @@ GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_std
         ),
         (
             AttributeGaussians(count=10, attribute_noise_multiplier=4.979),
-            "10 attribute-level Gaussian sums (attribute noise multiplier 4.979 each)",
+            "10 attribute-level Gaussian sums (each: attribute noise multiplier 4.979)",
         ),
         (
             SecretBatchAttributeGaussians(count=2, attribute_noise_multiplier=4.0, sampling_rate=0.1),
             "2 attribute-level Gaussian sums over Poisson samples (",
         ),
         (PureReleases(count=1, epsilon=3.0), "1 release of pure differential privacy (epsilon 3)"),
-        (ConfidentGnmaxQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
+        (ConfidentGnmaxQueries(**GNMAX), "3 noisy votes of teachers (each: threshold 5, "),
         (VoteTables(count=1, noise_stddev_votes=3.0), "1 noisy table of votes (noise stddev votes 3)"),
         # 1,251,792,994 / 134,217,728 = 9.327
         (
             VoteSums(count=5, noise_stddev_votes=1_251_792_994.0, norm=2**27, unit="person"),
-            "5 noisy tables of weighted votes (noise 9.33 times what one person adds at most each)",
+            "5 noisy tables of weighted votes (each: noise 9.33 times the most that one person adds)",
         ),
         (
             PredictionTables(count=1, noise_stddev_records=2.5, weight=12),
-            "1 noisy table of predictions (noise 2.5 times what one record adds at most)",
+            "1 noisy table of predictions (noise 2.5 times the most that one record adds)",
         ),
         (NeighbourVotes(count=2, noise_stddev_votes=3.0, sampling_rate=0.1), "2 noisy votes of nearest records over "),
-        (AttributeQueries(**GNMAX), "3 noisy votes of teachers (threshold 5, "),
+        (AttributeQueries(**GNMAX), "3 noisy votes of teachers (each: threshold 5, "),
         (
             SmoothRelease(order=2.0, beta=0.1, noise_stddev=5.0),
             "1 release of the data-dependent privacy cost (order 2, ",
@@ -208,8 +208,8 @@ def test_an_event_is_named_by_what_was_done(event: Any, words: str) -> None:
 def test_an_event_of_another_package_brings_its_own_noun() -> None:
     """A card is written where the class of the event is not known."""
     event = {"kind": "NoisySums", "noun": "noisy sum of all records", "count": 2, "width": 8}
-    assert described_event(event) == "2 noisy sums of all records (width 8 each)"
-    assert described_event(event | {"width": 32667.4}) == "2 noisy sums of all records (width 32,667 each)"
+    assert described_event(event) == "2 noisy sums of all records (each: width 8)"
+    assert described_event(event | {"width": 32667.4}) == "2 noisy sums of all records (each: width 32,667)"
 
 
 def test_the_card_of_a_run_says_that_seeded_noise_protects_nobody(asked: RunDirectory) -> None:

@@ -121,7 +121,7 @@ def test_what_is_left_out_does_not_tell_whether_it_failed(tmp_path: Path) -> Non
         root = tmp_path / compute.__name__
         write_frontier_reports(run(root, compute, methods=["sgd"], grid={}), title="sweep")
         pages.append((root / "report.html").read_text())
-    assert "Left out: 1 row without privacy; for the operator: sgd." in pages[0]
+    assert "Left out: 1 row without privacy, which the operator’s page shows: sgd." in pages[0]
     assert pages[0] == pages[1]
 
 
@@ -132,7 +132,7 @@ def test_what_is_left_out_is_said_and_the_operators_page_is_marked(tmp_path: Pat
     public, private = (tmp_path / name for name in ("report.html", "private/report.html"))
     assert "Do not publish" in private.read_text()
     assert "Do not publish" not in public.read_text()
-    assert "Left out: 1 row without privacy; for the operator: sgd." in public.read_text()
+    assert "Left out: 1 row without privacy, which the operator’s page shows: sgd." in public.read_text()
     printed = io.StringIO()
     Console(file=printed, width=120).print(comparison_outcome(comparison).words)
     assert "1 result without privacy: sgd" in printed.getvalue()

@@ -63,7 +63,7 @@ def test_the_command_of_a_failed_cell_is_printed_in_one_line(tmp_path: Path) -> 
     assert len(failure.command) > 80
     assert f"failed: {failure.command}\n" in printed.getvalue()
     told = comparison_outcome(troubled)
-    assert (told.code, told.failure) == (1, "1 cell failed; the same command tries them again.")
+    assert (told.code, told.failure) == (1, "1 run failed; the same command tries them again.")
     assert [each["command"] for each in told.facts["failed"]] == [failure.command]
     (methods,) = [each["methods"] for each in strict(told.facts)["data_sets"]]
     assert (methods[0]["cells"], methods[0]["finished"], methods[0]["epsilon"]) == (3, 2, [1, 3])
@@ -183,7 +183,7 @@ def test_the_terminal_shows_the_baseline_and_names_degenerate_models_within_80_c
     printed = io.StringIO()
     outcome = comparison_outcome(Comparison(folder=folder, changed=True))
     Console(file=printed, width=80).print(outcome.words, crop=False)
-    assert "dp_sgd on color_digits: Served worse than by a constant: red (in 1 of 3 cells).\n" in printed.getvalue()
+    assert "dp_sgd on color_digits: Served worse than by a constant: red (in 1 of 3 runs).\n" in printed.getvalue()
     assert outcome.facts["data_sets"][0]["methods"][0]["underserved_groups"] == {"red": 1}
     assert "accuracy of always the most common class: .760" in printed.getvalue()
     named = f"degenerate: dp_sgd on color_digits, seed 0, {cells[0].digest}: predicts 'no' for every record\n"
@@ -315,7 +315,7 @@ def test_a_log_counts_what_was_found_and_names_each_failure_in_one_line(tmp_path
     (tmp_path / "trouble").touch()
     compare(sweep, cells, tmp_path, Reporter(Console(file=log, width=60)), compute=counted)
     lines = [line.split(maxsplit=1) for line in log.getvalue().splitlines()]
-    assert ["cells", "3, 1 of them finished before"] in lines
+    assert ["runs", "3, 1 of them finished before"] in lines
     (failure,) = (words for name, words in lines if name == "failed")
     assert failure.startswith("dp_sgd on color_digits, seed 0, ")
     assert failure.endswith(": ValueError: epsilon 2 is not for us")

@@ -51,7 +51,7 @@ def test_the_first_sentence_names_the_model_its_verdicts_what_it_leaves_to_a_per
         "everything about one person, and fair, with a gap of 0.020 ("
     )
     assert f" with 95{NB}% confidence; at most 0.1 is called fair). 90.0{NB}% of its answers are right; " in sentence
-    assert f"without privacy 90.0{NB}% (public, as these people are invented). A human decides " in sentence
+    assert f"without privacy 90.0{NB}%, which may be shown as these people are invented. It leaves " in sentence
     seeded = replace(rejecting, guarantee=replace(GUARANTEE, noise="seeded: not private"))
     words = claims_in_words(claims, claims, seeded, method="dp_sgd", why="the only one")[0]
     assert "with a reject option: not private at ε = 1.00" in words

@@ -382,12 +382,17 @@ def test_bounds_are_rounded_outwards(public, bounds):
         (["patients.csv", "--public", "gone.csv"], "gone.csv not found; give the path of a table"),
         (["patients.csv", "--public", "deep"], "--public: expected a table, as patients.csv is, got deep"),
         (["patients.csv", "--public", "pool.csv", "-o", "deep/own.yaml"], "expected a file below"),
+        (["report.pdf"], "report.pdf: not a table of records, as its first line does not name two columns or more"),
+        (["archive.csv"], "archive.csv: not a table of records, as its first line does not name two columns or more"),
     ],
 )
 def test_what_cannot_be_drafted_is_refused(arguments, message, clinic, fairpate):
     (clinic / "deep").mkdir()
-    code, _, said = fairpate("data", "declare", *arguments)
+    (clinic / "report.pdf").write_bytes(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n<<>>\n")
+    (clinic / "archive.csv").write_bytes(b"PK\x03\x04\x14\x00\x08,\x00\x07\n")
+    code, printed, said = fairpate("data", "declare", *arguments)
     assert code
+    assert not printed
     assert message in said
 
 

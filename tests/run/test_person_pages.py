@@ -51,7 +51,7 @@ def test_statement_card_report_and_odometer_say_person(visits: Dataset, tmp_path
     page, plain = (path.read_text(encoding="utf-8") for path in write_card(run.root))
     assert "everything about one person in the private training records" in page
     assert "for the persons behind the private training records alone" in page
-    assert "Protects everything about one person, present or absent (add or remove one)" in page
+    assert "Protects everything about one person, even its presence (add or remove one)" in page
     assert "whether one given person was among the people of the private records" in page
     assert "All records of a person are protected together." in page
     assert json.loads(plain)["privacy"]["unit"] == "person"

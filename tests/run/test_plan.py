@@ -220,7 +220,7 @@ def test_a_finished_run_ends_with_what_it_spent(fairpate, tmp_path, monkeypatch)
     assert code == 0
     last = " ".join(output.splitlines()[-1].split())
     assert last.startswith("spent ε = 2.00 of each record; so far 2 releases at ε = 2.")
-    assert last.endswith("per record, no limit")
+    assert last.endswith("per record, no limit set")
 
 
 def test_a_dry_run_says_what_is_guaranteed(fairpate) -> None:
@@ -228,7 +228,7 @@ def test_a_dry_run_says_what_is_guaranteed(fairpate) -> None:
     assert code == 0
     words = " ".join(output.split())
     # e^2 / (1 + e^2) = 88.08 %, as in the report of such a run.
-    guess = "has to guess whether one given record was among the private ones; yes and no are equally likely."
+    guess = "has to guess whether one given record was among the private ones; both are equally likely."
     assert f"{guess} The guess is right at most 88.1 %" in words
 
 

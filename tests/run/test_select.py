@@ -109,7 +109,7 @@ def test_release_choice_and_metrics_cost_the_largest_of_the_three(candidates: li
     (total,) = Odometer().totals(delta=1e-5)
     assert total.epsilon == pytest.approx(1, abs=1e-3)
     text = run.public_report.read_text(encoding="utf-8")
-    assert "Tuning is part of ε" in text
+    assert "The choice of settings is part of ε" in text
     assert "of validation records alone" in text
     bundle, _ = write_bundle(run.root)
     verdict = verify_bundle(bundle)

@@ -90,7 +90,7 @@ def test_trials_their_scores_and_metrics_cost_what_was_asked_for(
     config = read_json(run.record)["config"]
     assert config["target"]["epsilon"] < 1.2
     assert any("best of a secret random number of trials" in remark for remark in statement.remarks)
-    assert "Tuning is part of ε" in run.public_report.read_text(encoding="utf-8")
+    assert "The choice of settings is part of ε" in run.public_report.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

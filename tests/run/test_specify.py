@@ -130,7 +130,7 @@ def test_a_demand_that_is_met_by_serving_a_group_worse_than_a_constant_says_so(s
     write_rows([row("pate", "adult", 0, **levelled), row("pate", "adult", 1)], tmp_path / "results.parquet")
     asked = ("--disparity", 0.05, "--frontier", tmp_path / "results.parquet")
     words = " ".join(specify(*asked)[1].split())
-    assert "¹ Served worse than by a constant: men (in 1 of 2 seeds)." in words
+    assert "¹ Served worse than by a constant: men (in 1 of 2 runs)." in words
     ((met,),) = (answer["met"] for answer in json.loads(specify(*asked, "--json")[1])["answers"])
     assert (met["underserved_groups"], met["unmeasured_groups"]) == ({"men": 1}, {})
 
