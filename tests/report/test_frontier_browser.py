@@ -79,7 +79,7 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     settings = "[...document.querySelectorAll('tr.setting small')]"
     shown = f"{settings}.filter(words => words.checkVisibility()).map(words => words.innerText).join()"
     before = tab.run(heights)
-    assert "smallest demographic-parity gap" in tab.run(shown)
+    assert "sorted by demographic-parity gap" in tab.run(shown)
     tab.run(
         "(() => { const notion = document.getElementById('notion'); notion.value = '1'; "
         "notion.dispatchEvent(new Event('change')); })()"
@@ -87,7 +87,7 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     assert tab.until(f"{title} === 'equalized-odds gap,accuracy'", seconds=10)
     assert tab.until(f"{heights} !== '{before}'", seconds=10)
     assert "smallest equalized-odds gap" in tab.run(shown)
-    assert "smallest demographic-parity gap" not in tab.run(shown)
+    assert "sorted by demographic-parity gap" not in tab.run(shown)
     tab.run(
         "(() => { const plane = document.querySelector('select[data-charts=\"2\"]'); plane.value = '4'; "
         "plane.dispatchEvent(new Event('input')); })()"
