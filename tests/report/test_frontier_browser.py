@@ -86,7 +86,7 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     )
     assert tab.until(f"{title} === 'equalized-odds gap,accuracy'", seconds=10)
     assert tab.until(f"{heights} !== '{before}'", seconds=10)
-    assert "smallest equalized-odds gap" in tab.run(shown)
+    assert "sorted by equalized-odds gap" in tab.run(shown)
     assert "sorted by demographic-parity gap" not in tab.run(shown)
     tab.run(
         "(() => { const plane = document.querySelector('select[data-charts=\"2\"]'); plane.value = '4'; "
