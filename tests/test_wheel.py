@@ -213,8 +213,9 @@ def test_what_the_readme_shows_works_from_the_wheel(installed, shown):
     assert time.monotonic() - began_s < 300, "docs/sites.md: three hospitals in five minutes"
     together, alone = re.findall(r"([\d.]+)% at", done.stdout)
     assert "at epsilon 0.100" in done.stdout
-    # Alone it is less in nearly all draws of the noise, and no test should depend on a draw.
-    assert float(together) > 70
+    # One class has half of the visits. Most draws of the noise lead to some 84 %, one in 200 to 68 %; alone it is
+    # less in nearly all, and no test should depend on a draw.
+    assert float(together) > 55
     assert 0 <= float(alone) <= 100
     (run,), port = folder.glob("runs/demo/runs/fairpate-*"), free_port()
     service = installed("fairpate", "serve", run, "--port", str(port), cwd=folder, start=subprocess.Popen)

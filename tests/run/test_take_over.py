@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import secrets
 import shutil
 import socket
 
@@ -54,8 +55,8 @@ def moved(copied, tmp_path, database):
 
 
 @pytest.fixture
-def database(postgres, tmp_path):
-    return postgres.url(tmp_path.name)
+def database(postgres):
+    return postgres.url(f"moved-{secrets.token_hex(4)}")
 
 
 @contextlib.contextmanager
