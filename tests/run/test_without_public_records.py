@@ -99,7 +99,7 @@ def test_the_rule_is_the_model_and_the_report_says_what_decided(run) -> None:
     assert 7 < statement.epsilon <= 8
     assert [event["kind"] for event in statement.events] == ["VoteSums", "MomentSums", "VoteSums"]
     (said,) = (remark for remark in statement.remarks if "rule itself" in remark)
-    assert "a release of their own" in said
+    assert "a noisy release of private records" in said
     assert said in (run.public / "report.html").read_text(encoding="utf-8")
     metrics = read_json(run.metrics)
     assert metrics["accuracy"] > metrics["majority_accuracy"] + 0.15
