@@ -272,6 +272,7 @@ def own_address():
         return probe.getsockname()[0]
 
 
+@pytest.mark.slow
 def test_a_network_that_opens_many_connections_waits_and_known_callers_do_not(tmp_path, monkeypatch):
     """Of a stranger that left meanwhile nothing is read."""
     here = own_address()

@@ -136,6 +136,7 @@ def test_bits_of_a_vector_on_a_gpu_depend_on_its_picture_alone(encoder: Encoder,
     torch.testing.assert_close(made, encoder(ten), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_another_process_computes_the_same_bits(encoder: Encoder, ten: Tensor, tmp_path: Path) -> None:
     torch.save(ten, tmp_path / "ten.pt")
     script = (

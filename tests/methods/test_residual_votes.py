@@ -149,6 +149,7 @@ def test_sums_by_parts_and_from_a_mapped_file_are_those_of_all_records_at_once(
     assert none.total(votes_themselves, norm=UNITS**2).shape == (8, 8)
 
 
+@pytest.mark.slow
 def test_several_ray_workers_give_the_bits_of_one_process(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairpate.methods.residual_votes._AT_ONCE", 64)  # of this process: parts for every worker
     with open_pool(RayConfig(num_actors=2, num_cpus=0.5)) as pool:

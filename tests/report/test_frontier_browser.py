@@ -13,6 +13,8 @@ from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.run.specify import Demand, achievable
 from fairpate.types import REMARKS
 
+pytestmark = pytest.mark.slow  # a browser of its own
+
 
 def page(path, rows, **options):
     report = FrontierReport(title="Two data sets", rows=rows, **options)
@@ -107,7 +109,6 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     assert faults(tab) == []
 
 
-@pytest.mark.slow
 def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
     """A name of 80 letters on a phone; six guarantees."""
     first = comparison()[0]
@@ -160,7 +161,6 @@ def press(tab, key, code, times=1):
             tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
 
-@pytest.mark.slow
 def test_the_command_is_four_actions_away_and_the_keyboard_is_enough(tab, tmp_path, comparison):
     """Choose the notion, the epsilon and the gap, and copy: from a file, without a network."""
     rows = [row for row in comparison() if row.record is not None]
@@ -196,7 +196,6 @@ def test_the_command_is_four_actions_away_and_the_keyboard_is_enough(tab, tmp_pa
     assert all(asked.startswith((address, "about:", "data:", "blob:")) for asked in tab.requests)
 
 
-@pytest.mark.slow
 def test_a_faulty_page_would_be_noticed(tab, tmp_path, comparison):
     address = page(tmp_path / "report.html", comparison())
     path = tmp_path / "report.html"
@@ -211,7 +210,6 @@ def test_a_faulty_page_would_be_noticed(tab, tmp_path, comparison):
 
 
 @needs_axe
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "place"), [(390, ""), (390, "#all"), (1280, "#all"), (1280, "#point-0")])
 def test_the_page_has_no_barrier(tab, tmp_path, comparison, width, place):
     address = page(tmp_path / "report.html", comparison(operator=True), for_operator=True)

@@ -9,7 +9,8 @@ pytestmark = pytest.mark.usefixtures("light_runs")
 
 
 @needs_axe
-@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 390])
 def test_no_page_of_a_run_has_a_barrier(tab, finished, fairpate, width):
     folder, _ = finished
     assert fairpate("card", str(folder.root))[0] == 0

@@ -66,7 +66,6 @@ CAMPAIGNS = (
     ("residual_votes", "no noise on one coordinate"),
     ("residual_votes", "no noise in one round"),
     ("residual_votes", "two thirds in the sums"),
-    ("residual_votes", "no noise in the rounds"),
     ("ada_ssp", "exact moments off the diagonal"),
     ("ada_ssp", "one eigenvalue's noise"),
     ("ada_ssp", "no noise on the eigenvalue"),

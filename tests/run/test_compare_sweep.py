@@ -137,6 +137,7 @@ def last_hangs(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: in
     return counted(cell, out, votes, torch_threads)
 
 
+@pytest.mark.slow
 def test_an_interrupt_loses_no_finished_cell_and_stops_a_running_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +236,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, ray_session: None) -> Comp
     return run(root, None, methods=methods, grid={"target.epsilon": [2]}, seeds=[1])
 
 
+@pytest.mark.slow
 def test_teachers_and_votes_are_shared(trained: Comparison) -> None:
     assert not trained.failed
     folder = trained.folder
@@ -249,7 +251,8 @@ def test_teachers_and_votes_are_shared(trained: Comparison) -> None:
     assert sum(row.is_unprotected for row in trained.operators_rows) == 1
 
 
-@pytest.mark.parametrize("method", ["dp_sgd", "fairpate", pytest.param("sf_pate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dp_sgd", "fairpate", "sf_pate"])
 def test_a_cell_is_what_the_run_command_computes(method: str, trained: Comparison, tmp_path: Path) -> None:
     row = next(row for row in trained.rows if (row.method, row.seed) == (method, 1))
     methods = SF_PATE if method == "sf_pate" else {method: None}

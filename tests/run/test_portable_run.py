@@ -137,9 +137,8 @@ def predicted_here(folder, told, monkeypatch):
     return names["predict"](told)
 
 
-@pytest.mark.parametrize(
-    "overrides", [[], pytest.param(["data.embedding={}"], marks=pytest.mark.slow)], ids=["columns", "embedding"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [[], ["data.embedding={}"]], ids=["columns", "embedding"])
 def test_the_documents_snippet_predicts_raw_rows_without_this_package(fairpate, visits, tmp_path, overrides):
     run(fairpate, visits, tmp_path / "run", *overrides)
     # A record is known by the hash of its text, so raw rows are found by what they encode to.

@@ -251,7 +251,7 @@ def twice_by_confidence(patched: pytest.MonkeyPatch) -> None:
     "fault",
     [
         pytest.param(None, marks=pytest.mark.slow),
-        exact_by_confidence,
+        pytest.param(exact_by_confidence, marks=pytest.mark.slow),
         pytest.param(twice_by_confidence, marks=pytest.mark.campaign),
     ],
 )

@@ -49,6 +49,7 @@ def port():
         return probe.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_plain_install_serves_the_student_until_it_is_ended(trained, port):
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", PLAIN_INSTALL, "serve", str(trained.root), "--student", "--port", str(port), "--json"],

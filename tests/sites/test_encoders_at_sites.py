@@ -37,6 +37,7 @@ def planned(tmp_path: Path, features: str, **weights: str) -> tuple[plan.SitePla
     return made, declaration
 
 
+@pytest.mark.slow
 def test_a_site_with_other_weights_is_refused_with_both_digests(tmp_path: Path) -> None:
     torch.save(small_network().state_dict(), own := tmp_path / "small.pth")
     made, declaration = planned(tmp_path, "encoder:shufflenet_v2_x0_5", weights=str(own))

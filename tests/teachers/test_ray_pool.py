@@ -66,7 +66,8 @@ class KillingPool:
         return compute_or_die
 
 
-@pytest.mark.parametrize("model", ["mlp", pytest.param("ridge", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "ridge"])
 def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(
     model: Any, two_actors: RayPool, tmp_path: Path
 ) -> None:
