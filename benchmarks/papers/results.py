@@ -37,7 +37,7 @@ COLUMNS = {
     "fnr": "false-negative rate",
     "unrefused_accuracy": "accuracy, unrefused",
     "unrefused_disparity": "disparity, unrefused",
-    "unrefused_left_out": "test records in neither",
+    "unrefused_left_out": "records left out, unrefused",
     "label_accuracy": "label accuracy",
     "answered": "answered",
     "epsilon_data_dependent": "epsilon, data-dependent",
@@ -125,7 +125,7 @@ def _text(name: str, values: list[float]) -> str:
     if name.startswith("epsilon"):
         return epsilon_text(mean) if not spread else f"{epsilon_text(mean)} ± {spread:.2f}"
     if name in ("answered", "minutes", "unrefused_left_out"):
-        return f"{mean:.0f}" if name == "answered" else f"{mean:.1f}"
+        return f"{mean:.1f}" if name == "minutes" else f"{mean:.0f}"
     return f"{mean:.3f}" if spread is None else f"{mean:.3f} ± {spread:.3f}"
 
 

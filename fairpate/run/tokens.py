@@ -56,7 +56,7 @@ def change_tokens(
     * ``limit``: set the limit of the caller.
     * ``revoke``: remove all tokens of the caller.
 
-    ``limit``: the fields of an :class:`CallerLimit`, for ``add`` and ``limit``. Return the new token of ``add`` and
+    ``limit``: the fields of a :class:`CallerLimit`, for ``add`` and ``limit``. Return the new token of ``add`` and
     ``rotate``, which is stored nowhere; otherwise "". RunFolderError for a run without teachers, ConfigError for a
     limit or a time out of range, UsageError for a quota per day on an operator's token.
     """

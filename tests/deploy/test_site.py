@@ -150,8 +150,10 @@ WIDTH = "document.documentElement.scrollWidth"
 
 
 # Pages of one kind are made alike: of the reference's modules, of tutorials, of results and of other text.
-OF_EACH_KIND = {"index", "search", "genindex", "frontier", "live-frontier", "quick-start", "concepts", "coverage"}
-OF_EACH_KIND |= {"python", "commands", "configuration", "own-table"}
+OF_EACH_KIND = (
+    *("index", "search", "genindex", "frontier", "live-frontier", "quick-start", "concepts", "coverage"),
+    *("python", "commands", "configuration", "own-table"),
+)
 
 
 @pytest.mark.slow
