@@ -593,8 +593,11 @@ def _spread_errors(table_YC: FloatArray) -> FloatArray:
     errors_YC = (1 - np.eye(len(table_YC))) * (table_YC.sum() > 0)
     missed_Y, mistaken_C = (table_YC - right_YC).sum(axis=1), (table_YC - right_YC).sum(axis=0)
     for _ in range(100):
+        before_YC = errors_YC
         errors_YC = errors_YC * np.nan_to_num(rates.divide(missed_Y, errors_YC.sum(axis=1)))[:, None]
         errors_YC = errors_YC * np.nan_to_num(rates.divide(mistaken_C, errors_YC.sum(axis=0)))
+        if np.array_equal(errors_YC, before_YC):
+            break
     return right_YC + errors_YC
 
 

@@ -194,9 +194,12 @@ def hidden_numbers(
                 mask_G = mask_G | (np.arange(num_groups) == z)
                 yield mask_G
 
+    # Tables that agreed with what was shown before: most agree with the next choice too.
+    possible: list[list[FloatArray]] = [[table] for table in tables]
+
     def is_safe(tried: HiddenNumbers, of: Sequence[list[_Cell]]) -> bool:
-        for table, each in zip(tables, of, strict=True):
-            if (place := _following(table, each, tried, least)) is not None:
+        for known, each in zip(possible, of, strict=True):
+            if (place := _following(known, each, tried, least)) is not None:
                 # Next time first: a cell often still follows when one number more is hidden.
                 each.insert(0, each.pop(place))
                 return False
@@ -313,16 +316,17 @@ def _small_cells(
     )
 
 
-def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: HiddenNumbers, least: int) -> int | None:
+def _following(possible: list[FloatArray], cells: Sequence[_Cell], hidden: HiddenNumbers, least: int) -> int | None:
     """Return the place of a cell whose size is known to lie in a range narrower than ``_LEAST_RANGE`` times ``least``
-    (twice as much for a cell by label, or of right or wrong ones), given all numbers of the table that are not
+    (twice as much for a cell by label, or of right or wrong ones), given all numbers of a table that are not
     ``hidden``; None if there is none. The first cell is tried first.
 
     The range is that of all tables of numbers from 0 on, whole or not, that agree with the numbers shown: two linear
-    programs.
+    programs. The first of the ``possible`` tables (G, Y, C) is that of the counts; others that are found are added.
     """
     if not cells:
         return None
+    table_GYC = possible[0]
     at = np.flatnonzero(hidden.table_G & (table_GYC.sum(axis=(1, 2)) > 0))
     unknown_GYC = table_GYC[at]
     z, y, k = np.indices(unknown_GYC.shape).reshape(3, -1)
@@ -349,8 +353,15 @@ def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: HiddenNumb
         mask_GYC[of_group] = counts_YC
     cells_K = cells_K[:, at].reshape(len(cells), -1)
     # Every solution shows possible sizes of all cells, so that few cells need programs of their own.
-    low_K = cells_K @ unknown_GYC.ravel()
-    high_K = low_K.copy()
+    others = np.delete(np.arange(len(table_GYC)), at)
+    agree = [
+        each[at].ravel()
+        for each in possible
+        if np.array_equal(each[others], table_GYC[others])
+        and (np.abs(rows @ each[at].ravel() - values) <= 2 * _SLACK).all()
+    ]
+    sizes_KS = cells_K @ np.array(agree).T
+    low_K, high_K = sizes_KS.min(axis=1), sizes_KS.max(axis=1)
     # One error more of each kind changes the wrong ones by two, and, where accuracies are known, those with a label.
     right_YC = np.eye(len(classes)) == 1
     of_two = (each.all(axis=1).any() or (each == right_YC).all() or (each != right_YC).all() for _, each in cells)
@@ -361,6 +372,9 @@ def _following(table_GYC: FloatArray, cells: Sequence[_Cell], hidden: HiddenNumb
         nonlocal low_K, high_K
         found = scipy.optimize.milp(costs, constraints=constraint, bounds=scipy.optimize.Bounds(0))
         if found.success:
+            solution_GYC = table_GYC.copy()
+            solution_GYC[at] = found.x.reshape(unknown_GYC.shape)
+            possible.append(solution_GYC)
             low_K, high_K = np.minimum(low_K, cells_K @ found.x), np.maximum(high_K, cells_K @ found.x)
 
     def is_narrow(place: int) -> bool:
