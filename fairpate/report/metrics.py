@@ -575,7 +575,7 @@ def _drawn_apart(
                 "groups_N": groups_N,
                 "answered_N": records["answered_N"] & ~hidden_G[records["groups_N"]],
             }
-            table_GYC = np.array([_spread_errors(each) for each in rates.joint_table(predictions_N, **shown)])
+            table_GYC = _spread_errors(rates.joint_table(predictions_N, **shown))
             size = round(table_GYC.sum())
             chances = table_GYC.ravel() / max(table_GYC.sum(), 1)
             counts = np.random.default_rng(seed).multinomial(size, chances, size=num_replicates) if size else 0
@@ -586,19 +586,21 @@ def _drawn_apart(
     return drawn_of
 
 
-def _spread_errors(table_YC: FloatArray) -> FloatArray:
-    """Return the table with the same labels, predictions and right predictions of each class in which errors are spread
-    as evenly as these allow (by iterative proportional fitting)."""
-    right_YC = np.diag(np.diag(table_YC))
-    errors_YC = (1 - np.eye(len(table_YC))) * (table_YC.sum() > 0)
-    missed_Y, mistaken_C = (table_YC - right_YC).sum(axis=1), (table_YC - right_YC).sum(axis=0)
+def _spread_errors(table_GYC: FloatArray) -> FloatArray:
+    """Return the table with the same labels, predictions and right predictions of each class in which the errors of
+    each group are spread as evenly as these allow (by iterative proportional fitting)."""
+    others_YC = 1 - np.eye(table_GYC.shape[2])
+    wrong_GYC = table_GYC * others_YC
+    sums_GY1, sums_G1C = wrong_GYC.sum(axis=2, keepdims=True), wrong_GYC.sum(axis=1, keepdims=True)
+    errors_GYC = others_YC * (table_GYC.sum(axis=(1, 2), keepdims=True) > 0)
     for _ in range(100):
-        before_YC = errors_YC
-        errors_YC = errors_YC * np.nan_to_num(rates.divide(missed_Y, errors_YC.sum(axis=1)))[:, None]
-        errors_YC = errors_YC * np.nan_to_num(rates.divide(mistaken_C, errors_YC.sum(axis=0)))
-        if np.array_equal(errors_YC, before_YC):
+        before_GYC = errors_GYC
+        for axis, wanted in ((2, sums_GY1), (1, sums_G1C)):
+            found = errors_GYC.sum(axis=axis, keepdims=True)
+            errors_GYC = errors_GYC * np.divide(wanted, found, out=np.zeros_like(found), where=found != 0)
+        if np.array_equal(errors_GYC, before_GYC):
             break
-    return right_YC + errors_YC
+    return table_GYC - wrong_GYC + errors_GYC
 
 
 def _of_labels(table_GYC: FloatArray, class_names: Sequence[str]) -> dict[str, Any]:

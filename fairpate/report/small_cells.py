@@ -378,7 +378,7 @@ def _following(possible: list[FloatArray], cells: Sequence[_Cell], hidden: Hidde
             low_K, high_K = np.minimum(low_K, cells_K @ found.x), np.maximum(high_K, cells_K @ found.x)
 
     def is_narrow(place: int) -> bool:
-        for sign in (1, -1):
+        for sign in (-1, 1):  # more first: of a small cell few records can be missing
             if high_K[place] - low_K[place] < enough_K[place]:
                 solve(sign * cells_K[place])
         return bool(high_K[place] - low_K[place] < enough_K[place])
