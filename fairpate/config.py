@@ -654,7 +654,7 @@ class ShardsConfig(Section):
 class TeacherModelConfig(LayersConfig):
     """The model of every teacher: a network, or ridge regression in closed form; in YAML, its name alone is enough."""
 
-    name: Architecture | Literal["ridge"] = Field(
+    name: Literal[Architecture, "ridge"] = Field(
         "mlp",
         description="Architecture of a network, or `ridge`: ridge regression on vectors, in closed form, for thousands "
         "of teachers with a dozen records each (`teachers.ridge`).",
@@ -991,15 +991,15 @@ _SHORT = 2**16  # longer texts are not cached
 AnySection = TypeVar("AnySection", bound=Section)
 
 
-def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection:
+def parse_config(values: dict[str, Any], schema: type[AnySection], *, at: str | None = None) -> AnySection:
     """Validate ``values`` and return them as a section of class ``schema``. :class:`ConfigError` lists every fault as
-    ``field: value: remedy``."""
+    ``field: value: remedy``, with the field's whole path if the section stands ``at`` a field of the configuration."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
         faults = []
         for fault in error.errors():
-            path = ".".join(str(part) for part in fault["loc"]) or "config"
+            path = ".".join(str(part) for part in (*([at] if at else []), *fault["loc"])) or "config"
             got = repr(fault["input"])
             # A long value would hide the other faults.
             got = got if len(got) <= _ECHO_LENGTH else f"{got[:_ECHO_LENGTH]}..."

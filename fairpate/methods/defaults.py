@@ -57,7 +57,7 @@ def resolved(overrides: Sequence[configuration.Override], method: str | None = N
         name, _ = default_method(overrides, num_sites=num_sites)
     # Anything else than a name is refused with the rest of the configuration.
     if isinstance(name, str):
-        data, teachers = parse_config(said.get("data", {}), DataConfig), kind_of_teachers(said)
+        data, teachers = parse_config(said.get("data", {}), DataConfig, at="data"), kind_of_teachers(said)
         start = fitted(data, name, num_sites=num_sites, teachers=teachers)
         with suppress(ConfigError):  # raised again with the rest of the configuration
             start = leaving_room(start, said, num_public=pool_size(data))
@@ -73,7 +73,7 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
     ``num_sites``: the number of sites, each with as many records as the data set declares.
     """
     said = apply_override({}, *overrides)
-    data = parse_config(said.get("data", {}), DataConfig)
+    data = parse_config(said.get("data", {}), DataConfig, at="data")
     entry = entry_for(data)
     if read_and_unread([find_method(COUNTS)], said)[1]:
         return FITTED, "its settings are given."
@@ -87,7 +87,9 @@ def default_method(overrides: Sequence[configuration.Override], *, num_sites: in
     try:
         # A class's sum of n / C vectors has norm n / C at most. The means of C classes differ in C - 1 directions, in
         # which noise of standard deviation s on each number has norm s sqrt(C - 1).
-        usual: Any = find_method(FITTED)(target=parse_config(said.get("target", {}), configuration.PrivacyTarget))
+        usual: Any = find_method(FITTED)(
+            target=parse_config(said.get("target", {}), configuration.PrivacyTarget, at="target")
+        )
         noise = usual.noise_of_sums * math.sqrt(num_classes - 1)
         cells = int(count / (STDDEVS_PER_CELL * usual.multiplier()))
     except ValueError:  # refused with the rest of the configuration, or by the run
@@ -128,7 +130,7 @@ def leaving_room(start: Values, said: Values, *, num_public: int) -> Values:
     keep, teachers = asked.get("keep"), values.get("teachers", {})
     if not keep or asked.get("num_queries") or teachers.get("model") != {"name": "ridge"}:
         return start
-    target = parse_config(values.get("target", {}), configuration.QueriesTarget)
+    target = parse_config(values.get("target", {}), configuration.QueriesTarget, at="target")
     if target.epsilon is None or not isinstance(keep, float) or not 0 < keep < 1:
         return start
     multiplier = multiplier_within(target.epsilon, target.delta)

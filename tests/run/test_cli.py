@@ -56,6 +56,11 @@ def test_version_and_help(fairpate):
         (["run", "--epsilon", "1", "--set", "data.options={sensitive: hue}"], ["data.options.sensitive", "hue"]),
         (["run", "--set", "data.name=adult", "--data-dir", "/nowhere"], ["/nowhere", "no such data folder"]),
         (["run", "--data", "color_digits", "--set", "data.num_test=5000"], ["5000"]),
+        (["run", "--set", "data.num_public=-3"], ["error data.num_public: expected >= 0, got -3."]),
+        (
+            ["run", "--set", "teachers.model=foo"],
+            ["teachers.model.name: expected 'log", "or 'ridge', got 'foo'."],
+        ),
         (["run", "--method", "dpsgd"], ["method", "'dpsgd'", "did you mean dp_sgd?"]),
         (["run", "--method", "dp_sgd", "--data", "colour_digits"], ["colour_digits", "did you mean color_digits"]),
         (["run", "--method", "dp_sgd", "--epsilon", "-1"], ["target.epsilon", "expected > 0", "-1"]),
