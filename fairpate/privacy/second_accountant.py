@@ -287,21 +287,28 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
         return 0.0
     # The interval of the composed loss, but for a mass of e^_LOG_LOST on either side, by Chernoff's bound at every
     # rate: the choice of rates decides how tight the interval is, never whether it holds.
+    losses = [pair.with_K - pair.without_K for pair, _ in parts]
+
+    def bound(sign: int, rate: float, *, is_rough: bool = False) -> float:
+        moments = []
+        for (pair, count), losses_K in zip(parts, losses, strict=True):
+            # ln E[exp(rate loss)], in log space: the exponentials may overflow. In a quarter of the time of
+            # np.logaddexp.reduce. Its largest term alone is less, and takes a fifth of that time.
+            terms_K = pair.with_K + sign * rate * losses_K
+            largest = float(terms_K.max())
+            if not is_rough and math.isfinite(largest):
+                largest += math.log(float(np.exp(terms_K - largest).sum()))
+            moments.append(count * largest)
+        return (math.fsum(moments) - _LOG_LOST) / rate
+
     ends = []
     for sign in (-1, 1):
-        bounds = []
-        for rate in np.geomspace(1e-4, 1e4, 81):
-            moments = []
-            for pair, count in parts:
-                # ln E[exp(rate loss)], in log space: the exponentials may overflow. In a quarter of the time of
-                # np.logaddexp.reduce.
-                terms_K = pair.with_K + sign * rate * (pair.with_K - pair.without_K)
-                largest = float(terms_K.max())
-                if math.isfinite(largest):
-                    largest += math.log(float(np.exp(terms_K - largest).sum()))
-                moments.append(count * largest)
-            bounds.append((math.fsum(moments) - _LOG_LOST) / rate)
-        ends.append(sign * min(bounds))
+        least = math.inf
+        for rough, rate in sorted((bound(sign, rate, is_rough=True), rate) for rate in np.geomspace(1e-4, 1e4, 81)):
+            if rough >= least:  # no rate from here on has a smaller bound
+                break
+            least = min(least, bound(sign, rate))
+        ends.append(sign * least)
     low, high = min(ends[0], 0.0), max(ends[1], 0.0)
 
     # A grid that is fine for the least spread of a release, if the largest grid allows.
@@ -364,13 +371,15 @@ def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
         found = []
         for first, second in ((pair.with_K, pair.without_K), (pair.without_K, pair.with_K)):
             # Points with so little mass lie at the cut ends of a noise that goes on beyond them.
-            ends = np.maximum(first, second) < _LOG_END
+            ends = np.flatnonzero(np.maximum(first, second) < _LOG_END)
             for order in orders:
                 terms = order * first + (1 - order) * second
                 largest = terms.max()
-                exponent = largest + math.log(np.exp(terms - largest).sum())
-                is_cut = ends.any() and terms[ends].max() > largest - _LOG_NOTHING
-                found.append(math.inf if is_cut else max(exponent, 0.0) / (order - 1))
+                if len(ends) and terms[ends].max() > largest - _LOG_NOTHING:
+                    found.append(math.inf)
+                else:
+                    exponent = largest + math.log(np.exp(terms - largest).sum())
+                    found.append(max(exponent, 0.0) / (order - 1))
         total = total + count * np.max(np.reshape(found, (2, len(orders))), axis=0)
     return np.asarray(total)
 
