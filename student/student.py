@@ -86,19 +86,25 @@ class Student:
         return self.card.input_shape if self.embedding is None else self.embedding.record_shape
 
     def predict(
-        self, x: Tensor, sensitive_features: IntArray | None = None, *, generator: np.random.Generator | None = None
+        self,
+        x: Tensor,
+        sensitive_features: IntArray | None = None,
+        *,
+        generator: np.random.Generator | None = None,
+        one_by_one: bool = False,
     ) -> Prediction:
         """Predict labels for N records with the features ``x`` (N, ...).
 
         Predictions may be refused: those of too little confidence, each by itself (``answers`` in the card), then by
         IDP3 in the order of records. ``sensitive_features`` (N,) are the records' groups; they are needed by a student
         that reads them (``needs_group`` in its card), else ValueError. ``generator`` draws the labels of a randomised
-        student; None: a new generator.
+        student; None: a new generator. ``one_by_one``: compute the probabilities of each record separately, so that
+        their last digits depend on no other record.
         """
         # Checked here too: `probabilities` needs groups only if predictions are mixed by group.
         if self.card.needs_group and sensitive_features is None:
             raise ValueError(_NEEDS_GROUPS)
-        probabilities = self.probabilities(x, sensitive_features)
+        probabilities = self.probabilities(x, sensitive_features, one_by_one=one_by_one)
         labels = probabilities.argmax(axis=1)
         if self.card.is_randomised:
             draws = generator or np.random.default_rng()
@@ -116,22 +122,25 @@ class Student:
             answered[offered] = kept
         return Prediction(labels=labels, probabilities_NC=probabilities, answered=answered)
 
-    def probabilities(self, x: Tensor, sensitive_features: IntArray | None = None) -> npt.NDArray[np.float32]:
-        """Return the probability of predicting each label for each record, shape (N, C). ValueError if the student
-        needs the records' groups and they are not given."""
+    def probabilities(
+        self, x: Tensor, sensitive_features: IntArray | None = None, *, one_by_one: bool = False
+    ) -> npt.NDArray[np.float32]:
+        """Return the probability of predicting each label for each record, shape (N, C). ``one_by_one`` as in
+        :meth:`predict`. ValueError if the student needs the records' groups and they are not given."""
         if tuple(x.shape[1:]) != self.record_shape:
             raise ValueError(f"Expected features of shape (N, *{self.record_shape}), got {tuple(x.shape)}.")
-        if self.encoder is not None:
-            x = self.encoder(x)
-        if self.embedding is not None:
-            x = self.embedding(x)
+        for change in (self.encoder, self.embedding):
+            if change is not None:
+                x = torch.cat([change(row) for row in x.split(1)]) if one_by_one else change(x)
         if self.card.mixing is None:
-            return fit.predict_probabilities(self.network, x).numpy()
+            return fit.predict_probabilities(self.network, x, one_by_one=one_by_one).numpy()
         if sensitive_features is None:
             raise ValueError(_NEEDS_GROUPS)
         # The table mixes labels that the network predicts, not its probabilities.
-        mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
-        return np.einsum("nj,njk->nk", fit.said_labels(self.network, x), mixing_GCC[sensitive_features])
+        mixing_NCC = np.array(self.card.mixing, dtype=np.float32)[sensitive_features]
+        said_NC = fit.said_labels(self.network, x, one_by_one=one_by_one)
+        rows = [slice(row, row + 1) for row in range(len(x))] if one_by_one else [slice(None)]
+        return np.concatenate([np.einsum("nj,njk->nk", said_NC[part], mixing_NCC[part]) for part in rows])
 
 
 def student_bytes(student: Student) -> bytes:

@@ -312,14 +312,16 @@ def batch_bounds(num_records: int, batch_size: int) -> list[int]:
 
 
 @torch.inference_mode()
-def predict_logits(model: nn.Module, x: Tensor) -> Tensor:
+def predict_logits(model: nn.Module, x: Tensor, *, one_by_one: bool = False) -> Tensor:
     """Return the model's logits (N, C), on the CPU, for ``x`` (N, ...) of bytes or floats; the model is left in
     evaluation mode.
 
-    Batches have 1,024 records, or fewer if records are large. Images have the channels-last layout, which makes
-    convolutions 2 to 3 times as fast on a CPU.
+    Batches have 1,024 records, or fewer if records are large; with ``one_by_one`` they have one, so that not even the
+    last digit of a sum depends on another record. Images have the channels-last layout, which makes convolutions 2 to 3
+    times as fast on a CPU.
     """
-    batch_size = max(1, min(_MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE // max(1, x[:1].numel())))
+    at_once = min(_MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE // max(1, x[:1].numel()))
+    batch_size = 1 if one_by_one else max(1, at_once)
     memory_format = memory_format_for(x)
     device = next(model.parameters()).device
     # Both go through all modules, which costs more than the prediction of a single record.
@@ -331,9 +333,10 @@ def predict_logits(model: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([model(scale_bytes(batch)).cpu() for batch in batches])
 
 
-def predict_probabilities(model: nn.Module, x: Tensor) -> Tensor:
+def predict_probabilities(model: nn.Module, x: Tensor, *, one_by_one: bool = False) -> Tensor:
     """Return the softmax of :func:`predict_logits`, (N, C)."""
-    return predict_logits(model, x).softmax(dim=1)
+    logits = predict_logits(model, x, one_by_one=one_by_one)
+    return torch.cat([row.softmax(dim=1) for row in logits.split(1)]) if one_by_one else logits.softmax(dim=1)
 
 
 def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> Tensor:
@@ -382,10 +385,10 @@ class Mixture(nn.Module):
         return (total / len(votes)).log()
 
 
-def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
+def said_labels(model: nn.Module, x: Tensor, *, one_by_one: bool = False) -> npt.NDArray[np.float32]:
     """Return the probability that ``model`` predicts each label, shape (N, C): 0 or 1 unless it is a
-    :class:`Mixture`."""
-    probabilities: npt.NDArray[np.float32] = predict_probabilities(model, x).numpy()
+    :class:`Mixture`. ``one_by_one`` as in :func:`predict_logits`."""
+    probabilities: npt.NDArray[np.float32] = predict_probabilities(model, x, one_by_one=one_by_one).numpy()
     if isinstance(model, Mixture):
         return probabilities
     return np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]

@@ -344,12 +344,11 @@ def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tup
     alone, groups_N = replace(student, card=card), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))
-    labels_N, chances_NC = np.zeros(len(split), np.int64), np.zeros((len(split), len(card.label_names)), np.float32)
+    if not len(split):
+        return np.zeros(0, np.int64), np.zeros((0, len(card.label_names)), np.float32)
     # Row by row: the last digit of a sum may depend on the other rows of a batch.
-    for row in range(len(split)):
-        found = alone.predict(split.x[row : row + 1], groups_N[row : row + 1], generator=generator)
-        labels_N[row], chances_NC[row] = found.labels[0], found.probabilities_NC[0]
-    return labels_N, chances_NC
+    found = alone.predict(split.x, groups_N, generator=generator, one_by_one=True)
+    return found.labels.astype(np.int64), found.probabilities_NC
 
 
 def scores_of(chances_NC: npt.NDArray[np.float32], labels_N: IntArray) -> FloatArray:
