@@ -25,7 +25,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
@@ -126,12 +126,17 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        # Also what the sections refuse that this one extends.
-        for kind in reversed(type(self).__mro__):
-            for message, is_met in vars(kind).get("refused", {}).items():
-                if is_met(self):
-                    raise ValueError(message.format(self))
+        for message, is_met in _refused_by(type(self)):
+            if is_met(self):
+                raise ValueError(message.format(self))
         return self
+
+
+@cache
+def _refused_by(section: type[Section]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    """Return what a section refuses, after what the sections refuse that it extends."""
+    kinds = reversed(section.__mro__)
+    return tuple(each for kind in kinds for each in vars(kind).get("refused", {}).items())
 
 
 def short_for(name: str) -> Any:

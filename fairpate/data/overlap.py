@@ -79,11 +79,13 @@ def require_no_copy(private: Records, others: Mapping[str, Records]) -> None:
     (x, groups), faults = private, []
     if not len(x):
         return
-    repeated = _repeated_in_part(x)
+    repeated, own = _repeated_in_part(x), dict[bool, IntArray]()
     for name, (other_x, other_groups) in others.items():
         has_groups = groups is not None and other_groups is not None
-        private_N, other_M = (_keys(each, z if has_groups else None) for each, z in (private, others[name]))
-        if equal := equal_by_copy(private_N, other_M, repeated_in_part=repeated):
+        if has_groups not in own:
+            own[has_groups] = _keys(x, groups if has_groups else None)
+        other_M = _keys(other_x, other_groups if has_groups else None)
+        if equal := equal_by_copy(own[has_groups], other_M, repeated_in_part=repeated):
             faults.append(
                 f"{name}: {equal:,} of its {len(other_x):,} records equal private ones in features"
                 f"{' and group' * has_groups}, more than chance explains; give records of another source: "
@@ -243,5 +245,9 @@ def _keys(x: Tensor, groups: npt.NDArray[Any] | None) -> IntArray:
     rows = x.numpy()
     if rows.dtype != np.uint8:
         rows = rows + np.float32(0)  # no negative zero, which is equal to zero and has other digits
+    if not rows.size:
+        return np.zeros(len(rows), np.int64)
+    # All rows become bytes in one call, in half of the time of one row after the other.
+    of_rows = np.ascontiguousarray(rows).reshape(len(rows), -1).view(f"V{rows[0].nbytes}")[:, 0].tolist()
     codes = itertools.repeat(0) if groups is None else groups.tolist()
-    return np.fromiter((hash((row.tobytes(), code)) for row, code in zip(rows, codes, strict=False)), np.int64)
+    return np.fromiter(map(hash, zip(of_rows, codes, strict=False)), np.int64, len(rows))

@@ -63,6 +63,7 @@ def _bell(uniform_N3: FloatArray) -> FloatArray:
     return 2 * (sums_N - 1.5)
 
 
+@cache
 def applications() -> pa.Table:
     """Return the applications for loans of invented customers as the columns of a file: text, ordered by customer.
 

@@ -170,9 +170,11 @@ def coverages(groups_N: npt.ArrayLike, answered_N: npt.ArrayLike, *, num_groups:
 
 def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
     """Return the quotient, elementwise; NaN where the denominator is 0."""
-    top, bottom = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
+    top, bottom = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
+    if bottom.all():
+        return np.asarray(top / bottom)
     # Only where it is defined: a division by 0 would warn, and an infinite rate would be compared.
-    return np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom != 0)
+    return np.divide(top, bottom, out=np.full(np.broadcast_shapes(top.shape, bottom.shape), np.nan), where=bottom != 0)
 
 
 def _answered_records(
