@@ -19,7 +19,7 @@ from serving import free_port, until
 from student.student import load_student
 
 pytestmark = [
-    pytest.mark.xdist_group("graphs"),
+    pytest.mark.xdist_group("torchvision"),
     pytest.mark.usefixtures("light_runs"),
 ]
 

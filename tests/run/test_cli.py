@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("light_runs")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.xdist_group("torchvision")  # imports every extra
 def test_version_and_help(fairpate):
     code, output, _ = fairpate("version")
     assert code == 0

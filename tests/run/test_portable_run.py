@@ -28,7 +28,7 @@ from student.student import load_student
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
-    pytest.mark.xdist_group("graphs"),
+    pytest.mark.xdist_group("torchvision"),
     pytest.mark.usefixtures("light_runs"),
     pytest.mark.usefixtures("with_graphs"),
 ]

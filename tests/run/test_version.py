@@ -13,7 +13,7 @@ import torch
 from fairpate import __version__
 from fairpate.terminal import MODULES
 
-pytestmark = pytest.mark.usefixtures("light_runs")
+pytestmark = [pytest.mark.xdist_group("torchvision"), pytest.mark.usefixtures("light_runs")]  # imports every extra
 
 ROOT = Path(__file__).parents[2]
 

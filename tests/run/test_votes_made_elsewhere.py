@@ -30,7 +30,7 @@ from fairpate.terminal import Reporter
 from student.student import load_student
 
 pytestmark = [
-    pytest.mark.xdist_group("graphs"),
+    pytest.mark.xdist_group("torchvision"),
     pytest.mark.usefixtures("light_runs"),
 ]
 

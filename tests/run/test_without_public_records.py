@@ -30,7 +30,7 @@ from student.server import student_in_one_process
 from student.student import load_student
 
 pytestmark = [
-    pytest.mark.xdist_group("graphs"),
+    pytest.mark.xdist_group("torchvision"),
     pytest.mark.usefixtures("light_runs"),
 ]
 
