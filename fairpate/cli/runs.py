@@ -157,7 +157,7 @@ def _dry_run(
     from fairpate.pages import delta_caution
     from fairpate.releases.directory import RunDirectory
     from fairpate.run.folder import check_run_directory, load_for
-    from fairpate.run.forecast import describe, forecast, other_voters, public_units
+    from fairpate.run.forecast import describe, draft_caution, forecast, other_voters, public_units
     from fairpate.run.run import check_data
 
     config.require_trainable()
@@ -172,7 +172,8 @@ def _dry_run(
         dataset = load_for(source, config.data)
         check_data(config, dataset)
         cost = config.planned_cost(dataset)
-        caution = "" if cost is None else delta_caution(cost.delta, public_units(config, dataset), cost.unit)
+        of_delta = "" if cost is None else delta_caution(cost.delta, public_units(config, dataset), cost.unit)
+        caution = "\n".join(filter(None, [of_delta, draft_caution(config.data)]))
         found = [forecast(config, dataset, cost)]
     why = words = None
     if is_example:

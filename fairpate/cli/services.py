@@ -116,7 +116,8 @@ def declare_data(
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
         if table is not None and table.suffix in (".yaml", ".yml"):
             raise ConfigError(f"{name}: {table} is a declaration or a configuration; give the table of records itself.")
-    from fairpate.data.draft import draft_declaration, open_questions
+    from fairpate.data.declaration import open_questions
+    from fairpate.data.draft import draft_declaration
 
     with waiting("data"):
         folder = Path.cwd() if output is None else output.parent
@@ -155,7 +156,8 @@ def check_data(
         name: A declaration (.yaml).
     """
     from fairpate.cli.summaries import check_table
-    from fairpate.data.draft import check_declaration, open_questions
+    from fairpate.data.declaration import open_questions
+    from fairpate.data.draft import check_declaration
 
     with waiting("data"):
         found = check_declaration(commands.data_config(name, options, data_dir))

@@ -39,6 +39,16 @@ from fairpate.data.pictures import LEVEL, PicturesConfig, decode, folder_table, 
 from fairpate.data.tables import TableFaults
 from fairpate.types import DataError, DataSettingsError, IntArray, joined_names
 
+QUESTION = "# ?"
+"""How a line of a draft ends, before the words of what its user has to answer."""
+DRAFTED = "# Drafted "
+
+
+def open_questions(text: str) -> int:
+    """Return the number of lines in the ``text`` of a declaration that still ask the user a question (``# ?``), as a
+    draft does."""
+    return sum(QUESTION in line and not line.startswith(DRAFTED) for line in text.splitlines())
+
 
 class DeclaredOption(Section):
     """A declared option of a data set, with its allowed values. Other sections of the declaration name it in `when`, to

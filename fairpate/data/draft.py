@@ -36,8 +36,6 @@ from fairpate.data.table_files import TYPED_SUFFIXES, USUAL, Layout
 from fairpate.data.tables import DATES, TableFaults
 from fairpate.types import DataError, DataSettingsError, IntArray
 
-QUESTION = "# ?"
-DRAFTED = "# Drafted "
 # Limits on listed categories, on whole numbers that look like codes, and on remembered values.
 _MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000
 _SEPARATORS = (",", ";", "\t", "|")
@@ -244,12 +242,6 @@ class SeenColumn:
         if self.is_number and math.isfinite(self.low + self.high):
             return "number" if len(plain) > (_MOST_CODES if is_whole else 2) else "category"
         return "category" if len(self.values) <= _MOST_CATEGORIES else "text"
-
-
-def open_questions(text: str) -> int:
-    """Return the number of lines in the ``text`` of a declaration that still ask the user a question (``# ?``), as a
-    draft does."""
-    return sum(QUESTION in line and not line.startswith(DRAFTED) for line in text.splitlines())
 
 
 def draft_declaration(

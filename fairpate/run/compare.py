@@ -65,7 +65,7 @@ from fairpate.report.records import RunStatement, ends_words
 from fairpate.run import sweep as sweeps
 from fairpate.run.cost_of_choice import state_choices
 from fairpate.run.folder import create_run_directory, finished_run
-from fairpate.run.forecast import announce_delta, question_above
+from fairpate.run.forecast import announce_delta, draft_caution, question_above
 from fairpate.run.publication import comparison_html, read_claims
 from fairpate.run.run import check_data, make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
@@ -238,10 +238,13 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
             most = f"of at most ε = {epsilon_text(sum(known))} in sum"
         before = spent(data, odometer, delta=targets[0].delta)
         yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
-        is_own = next(iter(found.values())).config.data.declaration is not None
+        of_first = next(iter(found.values())).config.data
+        is_own = of_first.declaration is not None
         question = question_above(data, planned=sum(known), odometer=odometer, delta=targets[0].delta, is_own=is_own)
         if reporter is not None:
-            units, unit = declared_units(next(iter(found.values())).config.data)
+            units, unit = declared_units(of_first)
+            if caution := draft_caution(of_first):
+                reporter.note("caution", caution)
             # Of the largest delta: a smaller one needs less of a caution.
             announce_delta(max(target.delta for target in targets), units, unit, reporter, is_own=is_own)
             if question:

@@ -28,9 +28,10 @@ from rich.text import Text
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate import types
-from fairpate.config import ConfigError, Override
+from fairpate.config import ConfigError, DataConfig, Override
 from fairpate.data import Dataset, entry_for, load_once
 from fairpate.data.dataset import DatasetEntry
+from fairpate.data.declaration import QUESTION, open_questions
 from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, Price
 from fairpate.pages import SEEN, counted, delta_caution, delta_text, epsilon_text, is_void_delta, meaning, percent
@@ -343,6 +344,20 @@ def announce_delta(delta: float, units: int | None, unit: types.Unit, reporter: 
                 f"δ = {delta_text(delta)} is so large that the guarantee says next to nothing about one {unit}; lower "
                 "it with --delta."
             )
+
+
+def draft_caution(data: DataConfig) -> str:
+    """Return a caution if the declaration of the records ``data`` is a draft whose questions were not all answered;
+    otherwise an empty text."""
+    if data.declaration is None:
+        return ""
+    path = data.declaration.path
+    if not (questions := open_questions(path.read_text(encoding="utf-8"))):
+        return ""
+    return (
+        f"{path}: {counted(questions, 'question')} of the draft to answer (the lines with `{QUESTION}`): an answer may "
+        "change what is read and whom the guarantee protects."
+    )
 
 
 # Total epsilon of releases on the user's own records above which a command asks for confirmation, if no limit is set:

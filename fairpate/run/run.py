@@ -62,7 +62,7 @@ from fairpate.run import folder as folders
 from fairpate.run.baseline import without_privacy
 from fairpate.run.bounded_answers import check_bound
 from fairpate.run.folder import as_trained, create_run_directory, record_data
-from fairpate.run.forecast import announce_delta, announce_spending, announce_votes, public_units
+from fairpate.run.forecast import announce_delta, announce_spending, announce_votes, draft_caution, public_units
 from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import (
     Assessment,
@@ -308,8 +308,9 @@ def _opened(
             require_apart(dataset)
         elif config.reads_public_groups:
             check_members(dataset, "public")
-    for doubt in doubts_of(dataset):
-        reporter.note("caution", doubt)
+    for doubt in (draft_caution(config.data), *doubts_of(dataset)):
+        if doubt:
+            reporter.note("caution", doubt)
     # Two processes at once would each release, and leave one's model with the other's statement, or under its
     # configuration. The log is made inside the lock: made earlier, it might not see the receipt of the run that it
     # waits for, and charge that run's release once more.

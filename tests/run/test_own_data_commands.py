@@ -170,8 +170,13 @@ def test_a_number_of_customers_and_marks_among_decimal_commas_and_dates_are_foun
     assert code == 0, output
     assert "questions of the draft to answer: the lines with `# ?`" in output
     text = (tmp_path / "own.yaml").read_text(encoding="utf-8")
+    cautioned = "11 questions of the draft to answer (the lines with `# ?`)"
+    planned = ("run", "--data", "own.yaml", "--epsilon", "1", "--dry-run")
+    assert cautioned in " ".join(fairpate(*planned)[1].split())
+    assert cautioned.partition(" (")[0] in output
     (tmp_path / "own.yaml").write_text(text.replace("# ?", "#"), encoding="utf-8")
     assert "to answer" not in fairpate("data", "check", "own.yaml")[1]
+    assert "to answer" not in fairpate(*planned)[1]
 
 
 def test_columns_may_be_named(kunden, fairpate):
