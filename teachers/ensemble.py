@@ -46,7 +46,7 @@ from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
 from fairpate.types import Advance, IntArray, UserError
 from teachers.ridge import FeatureMap
 from teachers.teacher import Engine, Ridge, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
-from teachers.work import count
+from teachers.work import PoolError, count
 
 if TYPE_CHECKING:
     from fairpate.data.dataset import Split
@@ -69,10 +69,6 @@ _MAX_VALUES_AT_ONCE = 2**24  # of queries, which a worker copies and scales
 _LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK, _SOLVED_BLOCK = 4, 50, 100, 500
 _MAX_BLOCK_BYTES = 2**29
 _log = logging.getLogger(__name__)
-
-
-class PoolError(UserError, RuntimeError):
-    """A pool of workers could not finish its work. The error that caused this is chained."""
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fairpate.types import UsageError
-from teachers.ensemble import PoolError
+from teachers.work import PoolError
 
 _HEAD_LIMIT_S = 8.0
 _JOB_ANSWER_LIMIT_S = 4.0  # for a connection, and for each part of an answer

@@ -43,8 +43,9 @@ from fairpate.lazy import torch
 from fairpate.types import PACKAGES, IntArray
 from teachers import ensemble as ensembles
 from teachers import work
-from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, PoolError, count_block
+from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, count_block
 from teachers.ray_cluster import cluster_address, head_watched, last_words, read_authentication_again, require_head
+from teachers.work import PoolError
 
 # The second item travels while the first is computed.
 _ITEMS_PER_ACTOR = 2

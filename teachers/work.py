@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from fairpate.types import UserError
+
 COUNTED = {
     "teachers_trained": "Teachers trained and stored.",
     "blocks_trained": "Blocks of teachers trained and stored.",
@@ -33,6 +35,10 @@ DEVICE_MEMORY = "device_memory_share"
 _SHOWS_METRICS = "RAY_enable_metrics_collection"
 _tally: ContextVar[Counter[str] | None] = ContextVar("tally", default=None)
 _metrics: dict[tuple[str, str], Any] = {}
+
+
+class PoolError(UserError, RuntimeError):
+    """A pool of workers could not finish its work. The error that caused this is chained."""
 
 
 @contextmanager

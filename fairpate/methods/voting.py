@@ -58,6 +58,7 @@ from fairpate.releases.directory import RunDirectory, write_json, write_labels
 from fairpate.releases.run_ledger import LedgerMeter, keys_of, open_ledger
 from fairpate.report import records
 from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
+from teachers.work import PoolError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,7 +102,7 @@ class StandingVoters:
             features = np.stack([questions[i].features for i in missing])
             try:
                 votes_QC = self.ask(features, [questions[i].query.record_id for i in missing])
-            except ensembles.PoolError as error:
+            except PoolError as error:
                 raise sessions.VotesUnavailableError(str(error)) from error
             for i, row in zip(missing, votes_QC, strict=True):
                 rows[i] = row

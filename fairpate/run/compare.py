@@ -71,10 +71,10 @@ from fairpate.run.run import check_data, make_release, run_method, with_pinned_w
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, heard_by, restored
-from teachers.ensemble import BlockPool, PoolError
+from teachers.ensemble import BlockPool
 from teachers.ray_pool import open_pool, room_for, start_ray
 from teachers.vectors import vectors_on
-from teachers.work import count, tallied
+from teachers.work import PoolError, count, tallied
 
 # What a cell gets from other cells: teachers' votes, or the bytes of a release's file; None if it shares nothing.
 Handed = VoteBatch | bytes | None

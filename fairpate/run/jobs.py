@@ -30,8 +30,8 @@ from fairpate.config import ConfigError, apply_override, flattened, read_yaml
 from fairpate.files import PlaceError, check_output, make_folder, write_atomically
 from fairpate.terminal import is_for_program, say, terminal
 from fairpate.types import UsageError, UserError
-from teachers.ensemble import PoolError
 from teachers.ray_cluster import job_client
+from teachers.work import PoolError
 
 _SILENCE_LIMIT_S = 60.0  # of a dashboard that has answered before
 _FIRST_LOOK_S, _RAREST_LOOK_S = 0.5, 3.0

@@ -26,7 +26,7 @@ from fairpate.run.run import run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, read_rows
 from fairpate.terminal import Reporter
 from fairpate.types import VoteBatch, strict
-from teachers.ensemble import PoolError
+from teachers.work import PoolError
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
 pytestmark = [

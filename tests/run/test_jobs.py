@@ -23,7 +23,7 @@ from fairpate.cli import main
 from fairpate.run import jobs
 from fairpate.run.jobs import Cluster, Job, JobError, plan_job
 from fairpate.types import UserError
-from teachers.ensemble import PoolError
+from teachers.work import PoolError
 
 OUT = ("--out", "/runs/x")
 

@@ -22,9 +22,9 @@ import ray
 
 from fairpate.config import RayConfig
 from teachers import ray_cluster
-from teachers.ensemble import PoolError
 from teachers.ray_cluster import head_watched, last_words, read_authentication_again, require_head
 from teachers.ray_pool import _session_folder, start_ray
+from teachers.work import PoolError
 
 pytestmark = pytest.mark.xdist_group("ray")
 
