@@ -145,7 +145,14 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
         blocks = row_blocks(len(left_NA), _AT_ONCE)
         parts = (left_NA[rows].T.astype(np.float64) @ right_NB[rows].astype(np.float64) for rows in blocks)
         return sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
-    total = np.zeros((left_NA.shape[1], right_NB.shape[1]), dtype=np.int64)
+    # Most persons are within the norm even if their products all point in one direction: those are added up at once.
+    norms_N = np.sqrt(np.square(left_NA.astype(np.float64)).sum(axis=1))
+    norms_N *= np.sqrt(np.square(right_NB.astype(np.float64)).sum(axis=1))
+    persons, person_N = np.unique(person_N, return_inverse=True)
+    # The margin covers the rounding of these norms, so that what is added up at once would not have been scaled.
+    is_long_N = (np.bincount(person_N, norms_N, minlength=len(persons)) > norm * (1 - 2.0**-29))[person_N]
+    total = product_sum(left_NA[~is_long_N], right_NB[~is_long_N], norm=norm)
+    left_NA, right_NB, person_N = left_NA[is_long_N], right_NB[is_long_N], person_N[is_long_N]
     by_person = np.argsort(person_N, kind="stable")
     # Without records numpy would still yield one part, and it would be empty.
     for rows in np.split(by_person, np.flatnonzero(np.diff(person_N[by_person])) + 1) if len(by_person) else ():

@@ -193,7 +193,9 @@ def test_the_application_of_the_configuration_has_two_replicas(built: Any) -> No
     assert built._bound_deployment.num_replicas == 2
 
 
+# That two copies of the same application answer: tests/student/test_server.py
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_the_application_of_the_configuration_serves_a_student(
     resources: dict[str, Resource], built: Any, ray_session: None
 ) -> None:

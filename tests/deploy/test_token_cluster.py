@@ -212,6 +212,8 @@ def test_a_job_is_left_followed_and_stopped_and_once_submitted_again_what_it_pub
     assert not (out / "private" / "teachers").exists()
 
 
+# Of a run, which takes the same path, above; which files of a comparison: tests/run/test_jobs.py
+@pytest.mark.campaign
 def test_of_a_comparison_the_table_the_report_and_the_figures_are_fetched(cluster: Cluster, tmp_path: Path) -> None:
     out, here = tmp_path / "head" / "sweep", tmp_path / "here"
     here.mkdir()

@@ -430,23 +430,41 @@ def test_the_folder_of_a_ray_is_where_its_sockets_fit_and_others_cannot_exchange
             made.rmdir()
 
 
-@pytest.mark.slow  # two Rays of their own
-def test_the_files_of_a_ray_are_gone_after_its_end_and_kept_after_an_error(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The session's folder of a Ray of another process that has ended, and the file of the package that a worker took.
+    The process ran in a folder that has one of the package's name, as with `fairpate run --out fairpate`."""
+    here = tmp_path_factory.mktemp("ended")
+    (here / "fairpate" / "public").mkdir(parents=True)
     program = (
-        "import sys\nimport ray\nfrom fairpate.config import RayConfig\nfrom teachers.ray_pool import start_ray\n"
+        "import ray\nfrom fairpate.config import RayConfig\nfrom teachers.ray_pool import start_ray\n"
+        "def package():\n    import fairpate\n    return fairpate.__file__\n"
         "with start_ray(RayConfig(num_actors=1)):\n"
         "    print(ray._private.worker._global_node.get_session_dir_path())\n"
-        "    assert sys.argv[1] == 'ends'\n"
+        "    print(ray.get(ray.remote(package).remote()))\n"
     )
-    for end in ("ends", "fails"):
-        done = subprocess.run(  # noqa: S603 - our own program
-            [sys.executable, "-c", program, end], capture_output=True, text=True, timeout=120, check=False
-        )
-        session = Path(done.stdout.strip())
-        assert (done.returncode == 0, session.exists()) == ((True, False) if end == "ends" else (False, True))
-        folder = session.parents[1]
-        assert folder.exists() == (end == "fails")
-    shutil.rmtree(folder)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-P", "-c", program]  # without the working directory on the path, as the command
+    done = subprocess.run(  # noqa: S603 - our own program
+        command, cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    session, package = map(Path, done.stdout.splitlines())
+    return session, package
+
+
+@pytest.mark.slow  # a Ray of its own
+def test_the_files_of_a_ray_are_gone_after_its_end(ended: tuple[Path, Path]) -> None:
+    session, _ = ended
+    assert session.name.startswith("session_")
+    assert not session.parents[1].exists()
+
+
+@pytest.mark.slow  # the same
+def test_a_folder_named_as_the_package_is_not_taken_for_it_by_workers(ended: tuple[Path, Path]) -> None:
+    """Of an editable installation too."""
+    _, package = ended
+    assert package.name == "__init__.py"
 
 
 @pytest.mark.slow  # a Ray of its own
@@ -474,13 +492,17 @@ def test_a_ray_that_dies_under_a_run_ends_it_with_one_sentence() -> None:
 
 
 @pytest.mark.slow  # Ray itself waits for half a minute
-def test_a_ray_that_dies_while_it_starts_is_started_again() -> None:
+def test_a_ray_that_dies_while_it_starts_is_started_again_and_its_files_are_kept_after_an_error() -> None:
     """In a process of its own, as one of this session may run here; its raylet is killed once."""
     asked = subprocess.run(  # noqa: S603 our own program
         [sys.executable, "-c", STARTED_AGAIN], capture_output=True, text=True, timeout=200, check=False
     )
-    assert asked.returncode == 0, asked.stderr
-    assert asked.stdout == "killed 1, works\n"
+    assert asked.returncode == 1, asked.stderr
+    assert "ValueError: an error inside" in asked.stderr
+    said, session = asked.stdout.splitlines()
+    assert said == "killed 1, works"
+    assert Path(session).exists()
+    shutil.rmtree(Path(session).parents[1])
 
 
 STARTED_AGAIN = """
@@ -507,22 +529,6 @@ threading.Thread(target=kill, daemon=True).start()
 with start_ray(RayConfig()):
     import ray
     print(f"killed {len(killed)},", ray.get(ray.remote(lambda: "works").remote()))
+    print(ray._private.worker._global_node.get_session_dir_path())
+    raise ValueError("an error inside")
 """
-
-
-@pytest.mark.slow  # a Ray of its own
-def test_a_folder_named_as_the_package_is_not_taken_for_it_by_workers(tmp_path: Path) -> None:
-    """As with `fairpate run --out fairpate`, of an editable installation too."""
-    (tmp_path / "fairpate" / "public").mkdir(parents=True)
-    program = (
-        "import ray\nfrom fairpate.config import RayConfig\nfrom teachers.ray_pool import start_ray\n"
-        "def package():\n    import fairpate\n    return fairpate.__file__\n"
-        "with start_ray(RayConfig(num_actors=1)):\n    print(ray.get(ray.remote(package).remote()))\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-P", "-c", program]  # without the working directory on the path, as the command
-    done = subprocess.run(  # noqa: S603 - our own program
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()).name == "__init__.py"

@@ -67,7 +67,7 @@ class KillingPool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "ridge"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("ridge", marks=pytest.mark.campaign)])
 def test_killing_an_actor_while_it_trains_or_votes_changes_nothing(
     model: Any, two_actors: RayPool, tmp_path: Path
 ) -> None:

@@ -26,25 +26,33 @@ class WithoutPandas:
 
 
 class LazyShapes:
-    @staticmethod
-    def find_spec(name, *_):
-        return ModuleSpec(name, LazyShapes) if name == "torch._meta_registrations" else None
+    name = "torch._meta_registrations"
+
+    @classmethod
+    def find_spec(cls, name, *_):
+        if name == "torchvision" and cls.name in sys.modules:  # whose own shapes are registered beside them
+            cls.load()
+        return ModuleSpec(name, cls) if name == cls.name else None
+
+    @classmethod
+    def load(cls):
+        if cls in sys.meta_path:
+            sys.meta_path.remove(cls)
+            del sys.modules[cls.name]
+        return importlib.import_module(cls.name)
 
     @staticmethod
     def create_module(_):
         return None
 
-    @staticmethod
-    def exec_module(module):
-        def loaded(name):
+    @classmethod
+    def exec_module(cls, module):
+        def asked(name):
             if name.startswith("__"):
                 raise AttributeError(name)
-            if LazyShapes in sys.meta_path:
-                sys.meta_path.remove(LazyShapes)
-                del sys.modules[module.__name__]
-            return getattr(importlib.import_module(module.__name__), name)
+            return getattr(cls.load(), name)
 
-        module.__getattr__ = loaded
+        module.__getattr__ = asked
         # What its import also does, as far as somebody needs it who traces nothing.
         torch = sys.modules["torch"]
         torch._C._set_generator_metaclass(importlib.import_module("torch._opaque_base").OpaqueBaseMeta)
