@@ -263,8 +263,9 @@ class Components:
             average = math.sqrt(len(spread_F) / len(parts))
             scales = [size / average if size > 0 else torch.ones(()) for size in sizes]
             root_F = torch.cat([scale.expand(length) for scale, length in zip(scales, parts, strict=True)])
-        # Solved by the covariance, which needs no random start.
-        pca = sklearn.decomposition.PCA(min(config.num_components, *plain_MF.shape), svd_solver="covariance_eigh")
+        # By the covariance or, of fewer records than features, by the records themselves: neither has a random start.
+        solver = "covariance_eigh" if len(plain_MF) >= plain_MF.shape[1] else "full"
+        pca = sklearn.decomposition.PCA(min(config.num_components, *plain_MF.shape), svd_solver=solver)
         pca.fit(((plain_MF - mean_F) / root_F).numpy())
         spread_E = torch.from_numpy(pca.explained_variance_).double().sqrt()
         kept_E = spread_E > _LEAST_SPREAD * spread_E.max()

@@ -55,7 +55,8 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
         steps = [sklearn.preprocessing.StandardScaler()]
         if x_NF.shape[1] > _MOST_FEATURES:
             # Not "auto", which takes a randomised solver for some shapes: equal records must give an equal baseline.
-            steps = [sklearn.decomposition.PCA(min(_COMPONENTS, len(x_NF)), svd_solver="covariance_eigh"), *steps]
+            solver = "covariance_eigh" if len(x_NF) >= x_NF.shape[1] else "full"
+            steps = [sklearn.decomposition.PCA(min(_COMPONENTS, len(x_NF)), svd_solver=solver), *steps]
         model = sklearn.pipeline.make_pipeline(*steps, sklearn.linear_model.LogisticRegression(max_iter=100, tol=1e-2))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)  # near enough for a comparison

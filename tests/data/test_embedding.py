@@ -62,6 +62,15 @@ def test_components_are_those_of_the_plain_features_scaled_by_the_root_of_their_
     torch.testing.assert_close(few(pool).abs(), embedding(pool)[:, :2].abs())
 
 
+def test_a_few_long_vectors_keep_their_distances():
+    """One component fewer than records holds all that they differ by."""
+    pool = torch.randn(30, 200, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 0.1, 200)
+    components = Components.of(pool, EmbeddingConfig(num_components=29), plain=True, parts=(200,))
+    assert len(components.unit_E) == 29
+    scaled, found = (pool - pool.mean(dim=0)) / components.root_F, components(pool)
+    torch.testing.assert_close(torch.pdist(found), torch.pdist(scaled), atol=1e-3, rtol=0)
+
+
 @pytest.mark.usefixtures("few_pixels")
 @pytest.mark.parametrize("kind", ["table", "pictures"])
 def test_what_a_record_becomes_is_its_own_affair(kind, digits):
