@@ -40,6 +40,7 @@ def _temporary() -> Path:
 
 
 _CHECK_TYPES = ("test_a_method_is_one_file.py", "test_python_for_editors.py")
+_EMBEDDED_DATA = ("color_digits", "loans")
 _OF_RAY = pytest.StashKey[set[Path]]()
 _WITHOUT_GRAPHS = str(Path(__file__).with_name("without_graphs"))
 _TEMPORARY = _temporary()
@@ -245,10 +246,11 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _remembered_data() -> tuple[Callable[..., Any], ...]:
-    """Return a loader of the digits, a division of them, embeddings and coordinates, which remember what they made."""
+    """Return a loader of an embedded data set, a division of one, embeddings and coordinates, which remember what they
+    made."""
     from fairpate.data import registry
 
-    load, divide = registry.entry_for("color_digits").load, registry.dataset_of
+    loads, divide = {name: registry.entry_for(name).load for name in _EMBEDDED_DATA}, registry.dataset_of
     known: dict[str, dict[Any, Any]] = defaultdict(dict)  # apart, as coordinates are many and the others few and dear
 
     def remembered(kind: str, place: Any, compute: Callable[[], Any], given: Any = None) -> Any:
@@ -263,11 +265,12 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
     def digest(x: Any) -> tuple[Any, ...]:
         return (*x.shape, hashlib.blake2b(x.contiguous().numpy()).digest())
 
-    def load_once(request: Any) -> Any:
-        return remembered("loaded", repr((request.seed, request.options)), lambda: load(request))
+    def load_once(name: str, request: Any) -> Any:
+        place = repr((name, request.seed, request.options, request.unit))
+        return remembered("loaded", place, lambda: loads[name](request))
 
     def divide_once(loaded: Any, config: Any, entry: Any, **given: Any) -> Any:
-        if entry.name != "color_digits" or given:
+        if entry.name not in _EMBEDDED_DATA or given:
             return divide(loaded, config, entry, **given)
         return remembered("divided", config.model_dump_json(), lambda: divide(loaded, config, entry))
 
@@ -285,24 +288,24 @@ def _remembered_data() -> tuple[Callable[..., Any], ...]:
 
 @pytest.fixture(scope="module")
 def remembered_digits(_remembered_data: tuple[Callable[..., Any], ...]) -> Iterator[None]:
-    """The digits of a configuration are coloured, divided and embedded once by all files that ask for this: a third of
-    the time of their runs. For files whose subject is not data."""
+    """The digits, and the loans, of a configuration are made, divided and embedded once by all files that ask for this:
+    a third of the time of their runs. For files whose subject is not data."""
     from fairpate.data import registry
     from fairpate.data.embedding import Components, Embedding
 
-    published, (load_once, divide_once, embedding_of, coordinates) = (
-        registry.entry_for("color_digits"),
-        _remembered_data,
-    )
-    load = published.load
-    object.__setattr__(published, "load", load_once)  # of a frozen record that the registry keeps
+    load_once, divide_once, embedding_of, coordinates = _remembered_data
+    published = [registry.entry_for(name) for name in _EMBEDDED_DATA]
+    loads = [entry.load for entry in published]
+    for entry in published:
+        object.__setattr__(entry, "load", partial(load_once, entry.name))  # of a frozen record that the registry keeps
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(registry, "dataset_of", divide_once)
         for kind in (Components, Embedding):
             patched.setattr(kind, "of", partial(embedding_of, kind.of))
             patched.setattr(kind, "__call__", partialmethod(partial(coordinates, kind.__call__)))
         yield
-    object.__setattr__(published, "load", load)
+    for entry, load in zip(published, loads, strict=True):
+        object.__setattr__(entry, "load", load)
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ _TRANSFORM = 10 * UNIT  # per halving of a transform's length
 _LOG_TAIL = math.log(1e-15)  # of a tilted sum, on either side of its window
 _LITTLE = 1e-6  # of a delta
 _ORDERS = 8  # of the moments that bound these tails
+_EXAMINED_AT_ONCE = 4096  # losses, from the least on, of which one is enough
 _BINS = 4096  # of a release's losses, where a tilt is looked for
 _LARGEST_TILT, _LARGEST_EXPONENT = 4.0, 600.0  # over the interval; of what may overflow
 
@@ -299,29 +300,33 @@ class _Tail:
             return (math.inf if self.infinite > delta else 0.0), False
         middle = start + int(self.tilted_S[start:].argmax())
         start = max(start, middle - math.floor(_LARGEST_EXPONENT / (self.tilt + 1) / self.interval))
-        lowest, end = self.first + start, self.first + len(self.tilted_S)
-        losses_S, reference = self.interval * np.arange(lowest, end, dtype=np.float64), middle + self.first
-        ahead_S = self.interval * np.arange(lowest - reference, end - reference, dtype=np.float64)
+        lowest, reference = self.first + start, middle + self.first
+        last = len(self.tilted_S) - 1 - start
+        ahead_S = self.interval * np.arange(start - middle, start - middle + last + 1, dtype=np.float64)
         # Masses are the weights below times this factor: counted from the reference, both fit a float.
         scale = math.exp(min(self.log_scale - self.tilt * self.interval * reference, 700.0))
         weights_S = self.tilted_S[start:] * np.exp(-self.tilt * ahead_S)
-        with np.errstate(over="ignore"):
-            growth_S = np.exp(ahead_S)
         # Each with all that is above it, added up from the end.
         above_S, moved_S = (np.cumsum(w_S[::-1])[::-1] for w_S in (weights_S, weights_S * np.exp(-ahead_S)))
-        upper_S, moved_S = above_S * (1 + 4 * UNIT * len(weights_S)) * scale, moved_S * scale
-        with np.errstate(invalid="ignore"):
-            enough = np.flatnonzero(self.infinite + upper_S - growth_S * moved_S <= delta)
+        rounding = 1 + 4 * UNIT * len(weights_S)
         # At the last loss itself, nothing is above but what is infinite.
-        place = int(enough[0]) if len(enough) else len(losses_S) - 1
+        place = last
+        for first in range(0, last + 1, _EXAMINED_AT_ONCE):  # up to the first loss that is enough
+            part = slice(first, first + _EXAMINED_AT_ONCE)
+            with np.errstate(over="ignore", invalid="ignore"):
+                upper = above_S[part] * rounding * scale
+                enough = self.infinite + upper - np.exp(ahead_S[part]) * (moved_S[part] * scale) <= delta
+            if enough.any():
+                place = first + int(enough.argmax())
+                break
         if not place:
-            return (float(losses_S[0]), True) if lowest > 0 else (0.0, False)
+            return (self.interval * lowest, True) if lowest > 0 else (0.0, False)
         # Between two losses of the grid the same masses lie above epsilon, and the divergence is solved for epsilon.
-        left = self.infinite + upper_S[place] - delta
+        left, moved = self.infinite + above_S[place] * rounding * scale - delta, moved_S[place] * scale
         solved = math.inf
-        if left > 0 < moved_S[place]:
-            solved = self.interval * reference + math.log(left) - math.log(moved_S[place])
-        return float(np.clip(solved, losses_S[place - 1], losses_S[place])), False
+        if left > 0 < moved:
+            solved = self.interval * reference + math.log(left) - math.log(moved)
+        return float(np.clip(solved, self.interval * (lowest + place - 1), self.interval * (lowest + place))), False
 
 
 def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:

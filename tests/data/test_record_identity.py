@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -38,13 +40,24 @@ def test_fields_are_kept_apart() -> None:
     assert content_ids("t", [("ab", "c")])[1] != content_ids("t", [("a", "bc")])[1]
 
 
-SIGNS = st.text(st.sampled_from('ab-"\\\x1f['), max_size=4)
+SIGNS = ["", *'ab-"\\\x1f[']
+TEXTS = st.text(st.sampled_from(SIGNS[1:]), max_size=4)
+TWO_SIGNS = sorted({one + other for one in SIGNS for other in SIGNS})
 
 
-@given(one=st.lists(SIGNS, min_size=1, max_size=4), other=st.lists(SIGNS, min_size=1, max_size=4))
-@settings(max_examples=500, deadline=None)
-def test_different_rows_have_different_names_whatever_their_fields_contain(one: list[str], other: list[str]) -> None:
-    """As many fields have different names, and a list of fields has one name wherever it stands."""
+@pytest.mark.parametrize(("fields", "num_fields"), [(TWO_SIGNS, 2), (SIGNS, 3), (SIGNS, 4)])
+def test_different_rows_have_different_names_whatever_their_fields_contain(fields: list[str], num_fields: int) -> None:
+    """All rows of as many fields of up to two signs, or one: each has a name of its own, wherever it stands."""
+    rows = list(itertools.product(fields, repeat=num_fields))
+    columns = [pa.array(values, pa.string()) for values in zip(*rows, *reversed(rows), strict=True)]
+    for named in (list(content_units("t", columns)), joined_units("t", columns).to_pylist()):
+        assert named == named[::-1]
+        assert len(set(named)) == len(rows)
+
+
+@given(one=st.lists(TEXTS, min_size=1, max_size=4), other=st.lists(TEXTS, min_size=1, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_rows_of_longer_fields_have_different_names_too(one: list[str], other: list[str]) -> None:
     other = [*other, *one][: len(one)]
     columns = [pa.array(pair, pa.string()) for pair in zip(one, other, strict=True)]
     for named in (content_units("t", columns), joined_units("t", columns).to_pylist()):

@@ -51,6 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "raco_dp": {"dp_sgd": {"epochs": 4, "batch_size": 60, "num_records": 600}, "target": {"epsilon": 2.0}},
     "dp_fermi": {"dp_sgd": {"epochs": 4, "batch_size": 60, "num_records": 600}, "target": {"epsilon": 2.0}},
 }
+RENYI = {"target": {"epsilon": 2.0, "accounting": "rdp"}}  # a noise that is planned in a tenth of the time
 QUICK = (
     ("residual_votes", "no noise in the rounds"),
     ("pate", "no noise in the check"),
@@ -491,7 +492,7 @@ SHAPES: list[tuple[str, dict[str, Any], str, Fault, str]] = [
     ("pate", {}, "labels have the noise of their check", one_noise_for_check_and_counts, "answers: "),
     ("dp_sgd", {}, "no noise on one parameter", noise_on_all_parameters_but_one, "gradients: at one place"),
     ("dp_sgd", {}, "weights moved by exact sums", weights_moved_by_exact_sums, "weights move by something else"),
-    ("dp_sgd", {}, "shuffled batches", shuffled_batches, "no Poisson samples"),
+    ("dp_sgd", RENYI, "shuffled batches", shuffled_batches, "no Poisson samples"),
     ("dp_sgd", {}, "quiet records twice", quiet_records_twice, "gradients: one unit adds"),
     ("dp_sgd", {}, "Laplace steps", laplace_steps, "gradients: its noise is not distributed"),
     ("dp_fermi", {}, "matrices' noise used twice", matrices_reused(2), "matrices: two draws"),
@@ -544,9 +545,11 @@ def test_noise_that_hides_nothing_and_units_that_count_too_much_are_found(
     words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = runs(method, **(SETTINGS.get(method, {}) | more))
+    root, options = runs(method, **(SETTINGS.get(method, {}) | more)), few_releases(method)
+    if fault is shuffled_batches:  # the sizes of the batches of two trainings show it
+        options["minutes"] = 0.002
     fault(monkeypatch)
-    found = audited(root, wanted=lambda each: any(words in one for one in each.findings), **few_releases(method))
+    found = audited(root, wanted=lambda each: any(words in one for one in each.findings), **options)
     assert any(words in each for each in found.findings)
 
 

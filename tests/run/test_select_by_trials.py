@@ -45,7 +45,7 @@ def configs(clinic: Path) -> list[Any]:  # noqa: F811
     """The second and the third learn; the last by another method."""
     data = {"name": "clinic", "declaration": str(clinic), "split": {"validation_share": 0.3}}
     sgd = {"data": data, "evaluation": {"metrics": "private"}, "student": {"model": {"name": "logistic"}}}
-    steps = {"dp_sgd": {"epochs": 2, "batch_size": 64, "learning_rate": 0.5, "num_records": 800}}
+    steps = {"dp_sgd": {"epochs": 20, "batch_size": 800, "learning_rate": 0.5, "num_records": 800}}
     learns = ("student.fit.epochs=30", "student.fit.learning_rate=0.05")
     return [candidate(clinic), candidate(clinic, *learns), configured(sgd | steps, [], method="dp_sgd")]
 
