@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -372,23 +372,28 @@ def _seen(path: Path, layout: Layout, with_commas: Collection[str] = ()) -> dict
     return seen
 
 
+@cache
+def _template() -> Any:
+    import jinja2  # no other use of data needs it
+
+    words = jinja2.Environment(  # noqa: S701 - YAML, not HTML
+        line_statement_prefix="%", keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    words.filters |= {"listed": _listed, "number": "{:.10g}".format, "quoted": _quoted, "sorted": sorted}
+    words.filters["text"] = partial(json.dumps, ensure_ascii=False)
+    return words.from_string(Path(__file__).with_name("draft.txt").read_text(encoding="utf-8"))
+
+
 def _drafted(file: Path, public: Path | None, test: Path | None, folder: Path, **facts: Any) -> str:
     """Return a drafted declaration: the template ``draft.txt``, filled in with ``facts`` about the columns of a table
     or the levels of folders."""
-    import jinja2  # no other use of data needs it
-
     # Of a file or folder that is called after its part, such as private/, the folder above it names the data set.
     names = (file.name.partition(".")[0], file.absolute().parent.name, "my_data")
     own, *_ = plain = [re.sub("[^a-z0-9]+", "_", each.lower()).strip("_") for each in names]
     name = next(each for each in plain if each and each not in _NAMES_OF_PARTS)
     name = f"my_{name}" if name in REGISTRY else name
     is_table = "levels" not in facts
-    words = jinja2.Environment(  # noqa: S701 - YAML, not HTML
-        line_statement_prefix="%", keep_trailing_newline=True, undefined=jinja2.StrictUndefined
-    )
-    words.filters |= {"listed": _listed, "number": "{:.10g}".format, "quoted": _quoted, "sorted": sorted}
-    words.filters["text"] = partial(json.dumps, ensure_ascii=False)
-    return words.from_string(Path(__file__).with_name("draft.txt").read_text(encoding="utf-8")).render(
+    return _template().render(
         facts,
         name=name if name[:1].isalpha() else f"data_{name}",
         is_named_by_file=name == own,
