@@ -65,6 +65,7 @@ _ONE_NUMBER = 1e-6  # of the width of a column
 _ROUNDINGS = ((1, 0.5), (1, 0.01), (10, 0.5), (100, 0.5), (0, 0.5))
 _LEAST_CELLS, _CELLS = 16, 64
 _FAR = 4.0  # standard deviations
+_KEYS_AT_ONCE = 4096
 _LOG_CHANCE = math.log(1e-9)
 
 
@@ -242,12 +243,14 @@ def _repeated_in_part(x: Tensor) -> float:
 def _keys(x: Tensor, groups: npt.NDArray[Any] | None) -> IntArray:
     """Return a 64-bit key of each record's features and group (without ``groups``: of its features), equal for equal
     records."""
-    rows = x.numpy()
-    if rows.dtype != np.uint8:
-        rows = rows + np.float32(0)  # no negative zero, which is equal to zero and has other digits
-    if not rows.size:
-        return np.zeros(len(rows), np.int64)
-    # All rows become bytes in one call, in half of the time of one row after the other.
-    of_rows = np.ascontiguousarray(rows).reshape(len(rows), -1).view(f"V{rows[0].nbytes}")[:, 0].tolist()
-    codes = itertools.repeat(0) if groups is None else groups.tolist()
-    return np.fromiter(map(hash, zip(of_rows, codes, strict=False)), np.int64, len(rows))
+    rows, keys = x.numpy(), np.zeros(len(x), np.int64)
+    for start in range(0, len(x) if x[:1].numel() else 0, _KEYS_AT_ONCE):  # pictures may not fit into memory
+        here = slice(start, start + _KEYS_AT_ONCE)
+        part = rows[here]
+        if part.dtype != np.uint8:
+            part = part + np.float32(0)  # no negative zero, which is equal to zero and has other digits
+        # All rows of the part become bytes in one call, in half of the time of one row after the other.
+        of_rows = np.ascontiguousarray(part).reshape(len(part), -1).view(f"V{part[0].nbytes}")[:, 0].tolist()
+        codes = itertools.repeat(0) if groups is None else groups[here].tolist()
+        keys[here] = np.fromiter(map(hash, zip(of_rows, codes, strict=False)), np.int64, len(part))
+    return keys
