@@ -26,6 +26,7 @@ FEW_STEPS: dict[str, Any] = {
     "student": {"fit": {"epochs": 8}},
     "aggregator": {"num_queries": 20},
     "sgd": {"learning_rate": 0.05, "epochs": 5},
+    "dp_sgd": {"epochs": 4},
     "f_ld": {"warmup_epochs": 1, "epochs": 2},
     "pf_ld": {"warmup_epochs": 1, "epochs": 2},
     "dp_postprocessing": {"min_share": 1e-9},

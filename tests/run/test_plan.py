@@ -142,7 +142,8 @@ def test_a_finished_run_would_spend_nothing_more(finished, fairpate) -> None:
 
 def test_a_run_says_before_it_begins_what_it_spends_and_what_was_spent(fairpate, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    fast = ("--set", "student.fit.epochs=1", "--epsilon", "1.3", "--data", "color_digits")
+    fast = ("--set", "student.fit.epochs=1", "--set", "evaluation.least_cell=1")
+    fast += ("--epsilon", "1.3", "--data", "color_digits")
 
     def spends(*words: str) -> list[str]:
         code, _, errors = fairpate("run", "--method", "weighted_votes", *fast, *words)

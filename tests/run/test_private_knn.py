@@ -47,6 +47,7 @@ pytestmark = [
 SMALL: dict[str, Any] = {
     "noise": "seeded",
     "target": {"epsilon": None},
+    "evaluation": {"least_cell": 1},  # of ten classes: nearly every cell is small
     "private_knn": {"num_neighbours": 30, "sampling_rate": 0.2, "noise_stddev_votes": 9},
     "aggregator": {"num_queries": 90, "gate": {"max_disparity": 0.05, "min_count": 10}},
     "student": {"model": {"name": "logistic"}, "fit": {"epochs": 3}},

@@ -31,6 +31,7 @@ GATE = {"max_disparity": 0.02, "min_count": 5}
 SETTINGS: dict[str, Any] = {
     "noise": "os_entropy",
     "target": {"epsilon": 2.0, "accounting": "rdp"},
+    "evaluation": {"least_cell": 1},  # of ten classes: nearly every cell is small
     "student": {"model": {"name": "logistic"}, "fit": {"epochs": 2}},
     "record_votes": {"num_prototypes": 20, "num_components": 10},
     "weighted_votes": {"embedding": {"num_components": 20, "graph_share": 0}},
