@@ -287,11 +287,11 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
         return 0.0
     # The interval of the composed loss, but for a mass of e^_LOG_LOST on either side, by Chernoff's bound at every
     # rate: the choice of rates decides how tight the interval is, never whether it holds.
-    losses = [pair.with_K - pair.without_K for pair, _ in parts]
+    losses_of = [pair.with_K - pair.without_K for pair, _ in parts]
 
     def bound(sign: int, rate: float, *, is_rough: bool = False) -> float:
         moments = []
-        for (pair, count), losses_K in zip(parts, losses, strict=True):
+        for (pair, count), losses_K in zip(parts, losses_of, strict=True):
             # ln E[exp(rate loss)], in log space: the exponentials may overflow. In a quarter of the time of
             # np.logaddexp.reduce. Its largest term alone is less, and takes a fifth of that time.
             terms_K = pair.with_K + sign * rate * losses_K

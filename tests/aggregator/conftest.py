@@ -1,9 +1,19 @@
 import contextlib
 import re
+from functools import cache
 
+import fastapi.routing
 import httpx
 import pytest
 from serving import ANALYST, running, tokens_of_both_roles
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_of_replies_are_built_once():
+    """FastAPI builds the models of replies anew for each service: a process has one, and tests start hundreds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fastapi.routing, "create_model_field", cache(fastapi.routing.create_model_field))
+        yield
 
 
 @pytest.fixture

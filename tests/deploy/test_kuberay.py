@@ -8,6 +8,7 @@ import inspect
 import re
 import socket
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,16 @@ Resource = dict[str, Any]
 TEXT = (Path(__file__).parents[2] / "deploy" / "kuberay.yaml").read_text(encoding="utf-8")
 
 
+@cache
+def read() -> list[Resource]:
+    return list(yaml.safe_load_all(TEXT))
+
+
 @pytest.fixture
 def resources() -> dict[str, Resource]:
     """A fresh copy of every object, by kind; volume claims by kind and name."""
     found: dict[str, Resource] = {}
-    for resource in yaml.safe_load_all(TEXT):
+    for resource in copy.deepcopy(read()):
         kind, name = resource["kind"], resource["metadata"]["name"]
         found[f"{kind}/{name}" if kind == "PersistentVolumeClaim" else kind] = resource  # of policies the last
     return found
