@@ -28,6 +28,8 @@ def _model(name: str = "mlp", shape: tuple[int, ...] = (5,), **options: Any) -> 
     return build_model(config, input_shape=shape, num_classes=2, generator_seed=0).double()
 
 
+pytestmark = pytest.mark.xdist_group("torchvision")  # optimisers import a compiler, as torchvision does
+
 OPTIMIZERS: dict[str, Callable[[Any, FitConfig], torch.optim.Optimizer]] = {
     "adam": lambda p, c: torch.optim.Adam(p, lr=c.learning_rate, weight_decay=c.weight_decay),
     "sgd": lambda p, c: torch.optim.SGD(p, lr=c.learning_rate, weight_decay=c.weight_decay, momentum=0.9),

@@ -10,6 +10,8 @@ from numpy.testing import assert_allclose
 
 from fairpate.privacy.accountant import PoissonGaussians, epsilon, epsilon_pld, rdp
 
+pytestmark = pytest.mark.xdist_group("torchvision")  # imports a compiler, as torchvision does
+
 SAMPLED = [(1.0, 0.01, 1000), (2.0, 0.02, 500), (0.7, 0.005, 2000), (4.0, 0.3, 200)]
 WHOLE_DATA = (8.0, 1.0, 30)
 DELTA = 1e-5
