@@ -354,7 +354,10 @@ def test_what_cannot_be_audited_says_why(runs: Any) -> None:
 
 def test_an_audit_says_how_long_it_takes_and_has_a_quick_form(runs: Any, fairpate: Any) -> None:
     root = runs("record_votes")
-    code, _, told = fairpate("audit", root, "--quick")
+    for _ in range(3):  # by design one in a hundred refutes what holds
+        code, _, told = fairpate("audit", root, "--quick")
+        if code == 0:
+            break
     assert code == 0, told
     assert re.search(r"time +\d+ releases and as many controls: about \d", told), told
     (release,) = json.loads((root / "public" / "audit.json").read_text())["releases"]
