@@ -446,18 +446,27 @@ def _private_to_this_process() -> Iterator[None]:
 @contextmanager
 def _without_unused_processes() -> Iterator[None]:
     """Start Ray inside the block without its autoscaler, log monitor and API server, which have nothing to do on one
-    machine without dashboard."""
+    machine without dashboard, and with the agent of an installation without the dashboard's packages: the whole agent
+    has an HTTP server, for which the start would wait twice as long."""
+    from ray._private import utils
     from ray._private.node import Node
 
-    unused = vars(Node).keys() & {"start_monitor", "start_log_monitor", "start_api_server"}
-    kept = {name: getattr(Node, name) for name in unused}
-    for name in unused:
-        setattr(Node, name, lambda *_, **__: None)
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    missing = ImportError("no dashboard is started")
+    replacements: dict[tuple[Any, str], Callable[..., Any]] = {
+        (utils, "get_dashboard_dependency_error"): lambda: missing,
+        **{(Node, f"start_{process}"): nothing for process in ("monitor", "log_monitor", "api_server")},
+    }
+    kept = {(of, name): getattr(of, name) for of, name in replacements if hasattr(of, name)}
+    for of, name in kept:
+        setattr(of, name, replacements[of, name])
     try:
         yield
     finally:
-        for name, start in kept.items():
-            setattr(Node, name, start)
+        for (of, name), own in kept.items():
+            setattr(of, name, own)
 
 
 @contextmanager
