@@ -94,6 +94,8 @@ def test_sums_of_products_are_exact_in_any_order_and_a_record_moves_them_by_its_
 def test_a_person_moves_a_sum_by_at_most_the_norm_of_one_record(num_persons: int) -> None:
     person, norm = RANDOM.integers(0, num_persons, len(PHI)), UNITS**2
     total = product_sum(PHI, PHI, norm=norm, person_N=person)
+    of_each = (PHI[person == one].astype(np.int64) for one in np.unique(person))
+    np.testing.assert_array_equal(total, sum(shortened(phi.T @ phi, norm=norm) for phi in of_each))
     for one in np.unique(person)[:5]:
         others = person != one
         moved = total - product_sum(PHI[others], PHI[others], norm=norm, person_N=person[others])

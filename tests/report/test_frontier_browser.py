@@ -210,7 +210,10 @@ def test_a_faulty_page_would_be_noticed(tab, tmp_path, comparison):
 
 
 @needs_axe
-@pytest.mark.parametrize(("width", "place"), [(390, ""), (390, "#all"), (1280, "#all"), (1280, "#point-0")])
+@pytest.mark.parametrize(
+    ("width", "place"),
+    [(390, ""), pytest.param(390, "#all", marks=pytest.mark.campaign), (1280, "#all"), (1280, "#point-0")],
+)
 def test_the_page_has_no_barrier(tab, tmp_path, comparison, width, place):
     address = page(tmp_path / "report.html", comparison(operator=True), for_operator=True)
     if place:

@@ -322,6 +322,15 @@ def test_the_files_of_a_ray_are_in_a_folder_of_its_user_alone(ray_session: None)
     assert raylet.is_socket()
 
 
+def test_a_ray_of_this_machine_has_no_server_of_a_dashboard(ray_session: None) -> None:
+    """Its start would wait for one, and a port more would listen."""
+    commands = [command_of(pid).replace(b"\0", b" ") for pid in of_this_ray()]
+    (raylet,) = [command for command in commands if command.partition(b" ")[0].endswith(b"/raylet")]
+    assert b"dashboard/agent.py" in raylet
+    assert b" --minimal" in raylet
+    assert not [command for command in commands if b"dashboard/dashboard.py" in command]
+
+
 def test_no_port_of_a_ray_of_this_machine_shows_its_metrics(ray_session: None) -> None:
     """Ray would serve them to every user, without its token."""
     ray.get(ray.remote(lambda: None).remote())
