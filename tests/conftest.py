@@ -397,10 +397,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays until the end. No test compares tensors of several machines, for which
-    ``assert_close`` would import what takes a second."""
-    if comparison := sys.modules.get("torch.testing._comparison"):
-        comparison._HAS_DTENSOR = False  # type: ignore[attr-defined]
+    """What was imported and collected stays until the end."""
     gc.freeze()
 
 
