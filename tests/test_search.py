@@ -42,7 +42,7 @@ def records(count: int = 600) -> tuple[Any, Any, Any]:
 
 
 def search(grid: Any = GRID, **other: Any) -> FairSearchCV:
-    estimator = FairClassifier("dp_sgd", dp_sgd={"epochs": 2, "batch_size": 480, "num_records": 480}, random_state=0)
+    estimator = FairClassifier("dp_sgd", dp_sgd={"epochs": 20, "batch_size": 480, "num_records": 480}, random_state=0)
     return FairSearchCV(estimator, grid, **{"epsilon": 4.0, "expected_trials": 3.0, "random_state": 0} | other)
 
 

@@ -37,6 +37,9 @@ def is_date_format(form: str, *, needs_month: bool) -> bool:
     """Return True if text that is written as ``form`` has a year, and with ``needs_month`` a month."""
     moment = datetime.datetime(2001, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
     plain = re.sub("|".join(_OF_C), lambda found: _OF_C[found[0]], form)
+    # Not read below: later versions of Python refuse a day of the month without a year.
+    if not re.search("%[YyGc]", plain):
+        return False
     try:
         day = day_of(moment.strftime(plain), form)
     except ValueError:
