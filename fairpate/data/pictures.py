@@ -12,7 +12,6 @@ research only: never redistribute or display a face.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import re
@@ -23,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -248,18 +246,10 @@ def load_color_digits(request: Request) -> LoadedRecords:
 def _published() -> tuple[PixelArray, IntArray]:
     """Return scikit-learn's digits: grey images (1797, 8, 8) and labels (1797,), read once per process. Callers must
     copy the arrays before they write to them."""
-    # From its file, because importing scikit-learn takes most of a second and a service needs nothing else of it.
-    spec = find_spec("sklearn")
-    assert spec is not None and spec.origin is not None  # a dependency
-    try:
-        with gzip.open(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz") as file:
-            table = np.loadtxt(file, delimiter=",")
-    except FileNotFoundError:  # a version that keeps it elsewhere
-        from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
 
-        table = np.column_stack(load_digits(return_X_y=True))
-    grey, digits = table[:, :-1].reshape(-1, 8, 8), table[:, -1]
-    return np.rint(grey * (255 / INK_LEVELS)).astype(np.uint8), digits.astype(np.int64)
+    published = load_digits()
+    return np.rint(published.images * (255 / INK_LEVELS)).astype(np.uint8), published.target.astype(np.int64)
 
 
 COLOUR_FLIPS = ((20_000, 0.2), (20_000, 0.1), (30_000, 0.9))

@@ -6,7 +6,6 @@ import gzip
 import struct
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, SourceFile, load_data, pictures
+from fairpate.data import DataError, Dataset, SourceFile, load_data
 from fairpate.data.dataset import keyed_uniform
 from fairpate.data.pictures import read_idx
 
@@ -52,16 +51,6 @@ def test_color_digits_are_sklearns_digits_in_one_channel() -> None:
     ink = x[torch.arange(1797), z].double()
     assert torch.equal(ink, torch.from_numpy(digits.images * 255 / 16).round())
     assert (x[torch.arange(1797), 1 - z] == 0).all()
-
-
-def test_digits_are_found_where_another_version_keeps_their_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_file = pictures._published.__wrapped__()
-    monkeypatch.setattr(pictures, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py")))
-    for found, expected in zip(pictures._published.__wrapped__(), by_file, strict=True):
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
 
 
 def test_who_changes_loaded_digits_changes_no_later_ones() -> None:
