@@ -188,6 +188,12 @@ class Graph:
         return torch.from_numpy(self.coordinates_ME)[near].mean(dim=1)
 
 
+def exact_solver(num_records: int, num_features: int) -> Literal["covariance_eigh", "full"]:
+    """Return the faster of the solvers of scikit-learn's PCA without a random start, so that equal records have equal
+    components: by the covariance of the features or, if there are fewer records, by the records themselves."""
+    return "covariance_eigh" if num_records >= num_features else "full"
+
+
 _EMBEDDED_AT_ONCE = 256
 _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
 _LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
@@ -263,9 +269,9 @@ class Components:
             average = math.sqrt(len(spread_F) / len(parts))
             scales = [size / average if size > 0 else torch.ones(()) for size in sizes]
             root_F = torch.cat([scale.expand(length) for scale, length in zip(scales, parts, strict=True)])
-        # By the covariance or, of fewer records than features, by the records themselves: neither has a random start.
-        solver = "covariance_eigh" if len(plain_MF) >= plain_MF.shape[1] else "full"
-        pca = sklearn.decomposition.PCA(min(config.num_components, *plain_MF.shape), svd_solver=solver)
+        pca = sklearn.decomposition.PCA(
+            min(config.num_components, *plain_MF.shape), svd_solver=exact_solver(*plain_MF.shape)
+        )
         pca.fit(((plain_MF - mean_F) / root_F).numpy())
         spread_E = torch.from_numpy(pca.explained_variance_).double().sqrt()
         kept_E = spread_E > _LEAST_SPREAD * spread_E.max()

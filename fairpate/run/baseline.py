@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fairpate.data.dataset import Split
+from fairpate.data.embedding import exact_solver
 from fairpate.lazy import functional, sklearn
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.types import IntArray
@@ -54,9 +55,8 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
     if predicted is None:
         steps = [sklearn.preprocessing.StandardScaler()]
         if x_NF.shape[1] > _MOST_FEATURES:
-            # Not "auto", which takes a randomised solver for some shapes: equal records must give an equal baseline.
-            solver = "covariance_eigh" if len(x_NF) >= x_NF.shape[1] else "full"
-            steps = [sklearn.decomposition.PCA(min(_COMPONENTS, len(x_NF)), svd_solver=solver), *steps]
+            reduced = min(_COMPONENTS, len(x_NF))
+            steps = [sklearn.decomposition.PCA(reduced, svd_solver=exact_solver(*x_NF.shape)), *steps]
         model = sklearn.pipeline.make_pipeline(*steps, sklearn.linear_model.LogisticRegression(max_iter=100, tol=1e-2))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)  # near enough for a comparison

@@ -164,7 +164,7 @@ def protected(unit: dict[str, list[str]], command: list[str]) -> list[str]:
         "PATH=/usr/bin:/bin",
         f"HOME=/var/lib/{user}",
         "OMP_NUM_THREADS=1",
-        f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}",  # without what other processes of tests leave out
+        f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}",  # with it tests leave out graphs
         *" ".join(unit["Environment"]).split(),
     ]
     own = shlex.join(["setpriv", *rights, "--bounding-set=-all", "env", "-i", *variables, *command])
