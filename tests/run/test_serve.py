@@ -359,8 +359,9 @@ def test_a_student_asks_for_the_tokens_of_the_environment(small_config, tmp_path
         assert [answer.status_code for answer in said] == [401, 200]
         assert said[1].headers["cache-control"] == "no-store"
         assert httpx.get(f"{settings.url}/readyz").json() == {"status": "ok", "reasons": []}
-    told = [record for record in caplog.records if record.name == "fairpate.requests"]
-    assert [record.caller for record in told if record.route == "/v1/student"] == ["analyst-1"]
+    # Another test's service in this process may count its requests meanwhile, in lines without a route.
+    told = [record for record in caplog.records if getattr(record, "route", None) == "/v1/student"]
+    assert [getattr(record, "caller", None) for record in told] == ["analyst-1"]
 
 
 def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tmp_path):
