@@ -196,7 +196,7 @@ def delta_words(delta: float, units: int | None, unit: Unit) -> str:
     if units is None:
         return f"How many {unit}s there are is not public; δ is below 1/n for fewer than {most:,}."
     declared = f"below 1 in {units:,}, the declared number of {unit}s"
-    return f"δ, roughly the chance that ε fails, is 1 in {most:,}: {declared}."
+    return f"δ, roughly the chance that the privacy loss exceeds ε, is 1 in {most:,}: {declared}."
 
 
 def question(unit: Unit, relation: Relation) -> str:

@@ -351,7 +351,7 @@ def test_a_small_gap_among_answers_does_not_hide_who_gets_none() -> None:
         (
             1e-5,
             20_000,
-            "the chance that ε fails, is 1 in 100,000: below 1 in 20,000, the declared number of persons.",
+            "privacy loss exceeds ε, is 1 in 100,000: below 1 in 20,000, the declared number of persons.",
         ),
         (1e-5, None, "How many persons there are is not public; δ is below 1/n for fewer than 100,000."),
         (1e-3, 5_000, "far below one in the number of persons, here 1/5,000"),
