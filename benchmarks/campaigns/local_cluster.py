@@ -27,7 +27,7 @@ from teachers.certificates import make_authority, make_node_certificate, variabl
 
 _CHECKED_EVERY_MS = 500
 START_LIMIT_S = 600.0
-_ASKED_FOR_S = 15.0  # each time it is asked, a process imports Ray
+_ASKED_FOR_S = 15.0
 _ROOT = str(Path(__file__).resolve().parents[2])  # the checkout that is tested, also where another is installed
 _MARK = "FAIRPATE_FAULTS_NODE"
 _ALIVE = """
@@ -40,15 +40,16 @@ options = GcsClientOptions.create(
     os.environ["RAY_ADDRESS"], None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
 )
 state._initialize_global_state(options)
-deadline_s = time.monotonic() + float(sys.argv[2])
-while True:
-    alive = sum(node["Alive"] for node in state.node_table())
-    if alive >= int(sys.argv[1]) or time.monotonic() >= deadline_s:
-        break
-    time.sleep(0.1)
-print(alive)
+for line in sys.stdin:
+    num_nodes, limit_s = line.split()
+    deadline_s = time.monotonic() + float(limit_s)
+    while True:
+        alive = sum(node["Alive"] for node in state.node_table())
+        if alive >= int(num_nodes) or time.monotonic() >= deadline_s:
+            break
+        time.sleep(0.1)
+    print(alive, flush=True)
 """
-
 
 PATIENT_RAY = """
 import sys, time
@@ -222,6 +223,7 @@ class Cluster(Machines):
         }
         self._num_workers = num_workers
         self.nodes: list[Node] = []
+        self._asked: subprocess.Popen[str] | None = None
         self._authority = self._folder / "authority" if is_encrypted else None
         if self._authority:
             make_authority(self._authority, days=1)
@@ -248,6 +250,7 @@ class Cluster(Machines):
             self.repair()
 
     def __exit__(self, *_: object) -> None:
+        self._forget()
         for node in reversed(self.nodes):
             node.kill()
         if self._namespaces:
@@ -271,6 +274,7 @@ class Cluster(Machines):
                 # Ray gives up on its own start after half a minute, which a busy machine may need.
                 if node.has_ended:
                     node.start()
+                    self._forget()  # the head may be another
             if self._num_alive(len(self.nodes), limit_s=_ASKED_FOR_S) == len(self.nodes):
                 return
             if time.monotonic() > deadline_s:
@@ -317,16 +321,29 @@ class Cluster(Machines):
         return f"10.231.0.{number + 1}" if self._namespaces else f"127.0.0.{number + 1}"
 
     def _num_alive(self, num_nodes: int, *, limit_s: float) -> int:
-        """How many nodes the head counts on, as soon as there are ``num_nodes`` or the time is over."""
-        asked = subprocess.run(  # noqa: S603 our own program
-            self.command(sys.executable, "-c", _ALIVE, str(num_nodes), str(limit_s)),
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=limit_s + START_LIMIT_S,
-            check=False,
-        )
-        return int(asked.stdout) if asked.returncode == 0 else 0
+        """How many nodes the head counts on, as soon as there are ``num_nodes`` or the time is over; 0 if it does not
+        answer."""
+        # One process is asked again and again, as it takes seconds to import Ray.
+        if self._asked is None or self._asked.poll() is not None:
+            self._asked = subprocess.Popen(  # noqa: S603 our own program
+                self.command(sys.executable, "-c", _ALIVE),
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        assert self._asked.stdin is not None and self._asked.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended: its answer is then empty
+            print(num_nodes, limit_s, file=self._asked.stdin, flush=True)
+        return int(self._asked.stdout.readline() or 0)
+
+    def _forget(self) -> None:
+        """End the process that is asked for the number of nodes."""
+        if self._asked is not None:
+            self._asked.kill()
+            self._asked.communicate()
+            self._asked = None
 
 
 def make_environment() -> dict[str, str]:
