@@ -18,11 +18,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fairpate.lazy import Later
 from fairpate.types import UsageError
 from teachers.work import PoolError
+
+if TYPE_CHECKING:
+    import ray as ray
+else:
+    ray = Later("ray")  # imported when it is first used, as it takes a second
 
 _HEAD_LIMIT_S = 8.0
 _JOB_ANSWER_LIMIT_S = 4.0  # for a connection, and for each part of an answer
@@ -45,8 +51,6 @@ def cluster_address() -> str | None:
 def own_address() -> str:
     """Return the address that `ray start` takes on this machine unless it is given one, at which other nodes reach
     it."""
-    import ray
-
     found: str = ray.util.get_node_ip_address()
     return found
 
@@ -54,11 +58,8 @@ def own_address() -> str:
 def require_cluster() -> None:
     """Raise PoolError within ten seconds if RAY_ADDRESS names a cluster whose head does not answer, unless this process
     has joined a cluster already."""
-    if (address := cluster_address()) is not None:
-        import ray
-
-        if not ray.is_initialized():
-            require_head(address)
+    if (address := cluster_address()) is not None and not ray.is_initialized():
+        require_head(address)
 
 
 def read_authentication_again() -> None:
@@ -77,7 +78,6 @@ def require_head(address: str) -> None:
     the host and port of Ray Client. A head speaks gRPC, so what does not speak HTTP/2 is not a head; what does is asked
     for the id of its cluster, which it tells those who have its token.
     """
-    import ray
     from ray import _raylet
     from ray._private import services
     from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled

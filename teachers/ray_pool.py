@@ -44,7 +44,7 @@ from fairpate.types import PACKAGES, IntArray
 from teachers import ensemble as ensembles
 from teachers import work
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, count_block
-from teachers.ray_cluster import cluster_address, head_watched, last_words, read_authentication_again, require_head
+from teachers.ray_cluster import cluster_address, head_watched, last_words, ray, read_authentication_again, require_head
 from teachers.work import PoolError
 
 # The second item travels while the first is computed.
@@ -116,14 +116,10 @@ class RayPool(BlockPool):
         cloudpickle.register_pickle_by_value(module)
 
     def __enter__(self) -> RayPool:
-        import ray
-
         self._actor_class = ray.remote(num_cpus=self._config.num_cpus, num_gpus=self._config.num_gpus)(Worker)
         return self
 
     def __exit__(self, *_: object) -> None:
-        import ray
-
         for actor in [*self._ready, *self._starting.values()]:
             ray.kill(actor)
         self._actor_class, self._ready, self._starting = None, [], {}
@@ -134,8 +130,6 @@ class RayPool(BlockPool):
 
         PoolError if the function raises, or if an item is lost with its worker more than ``MOST_LOSSES`` times.
         """
-        import ray
-
         if self._actor_class is None:
             raise PoolError("The pool is closed; use it inside the block of `with RayPool(config) as pool`.")
         # Put once: as a plain argument the shared value would travel with every item.
@@ -201,8 +195,6 @@ class RayPool(BlockPool):
 
         PoolError if neither happens in time.
         """
-        import ray
-
         # Without any actor only new nodes help; the operator says how long these may take.
         idle = not pending and not self._ready
         limit_s = (self._config.wait_for_nodes_s or self._stall_timeout_s) if idle else self._stall_timeout_s
@@ -236,8 +228,6 @@ class RayPool(BlockPool):
     def _welcome(self, reference: Any) -> None:
         """Add the actor of ``reference`` to the ready actors if it has started, or start another if it failed.
         PoolError after repeated failures."""
-        import ray
-
         actor = self._starting.pop(reference)
         try:
             ray.get(reference, timeout=self._stall_timeout_s)
@@ -279,8 +269,6 @@ def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
 
     A worker runs on one node, so resources are counted node by node.
     """
-    import ray
-
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
     needs = [(kind, need) for kind, need in (("CPU", num_cpus), ("GPU", num_gpus)) if need]
@@ -321,11 +309,9 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     nodes. PoolError if no cluster answers at RAY_ADDRESS within ten seconds, if it rejects this process, or if Ray does
     not start on this machine in two tries of at most half a minute each.
     """
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
-    # Ray would send statistics of its use to its makers.
+    # Before the first use of Ray, which imports it. It would start workers at nice 15, and send its makers statistics.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
     if ray.is_initialized():
         yield
         return
@@ -526,8 +512,6 @@ class ServingActors:
     """
 
     def __init__(self, answer_from: AnswerFrom, sources: Iterable[Any], config: RayConfig, *, num_gpus: float) -> None:
-        import ray
-
         options: dict[str, Any] = {
             "num_cpus": config.num_cpus,
             "num_gpus": num_gpus,
@@ -553,8 +537,6 @@ class ServingActors:
         The request consists of ``shared`` and the further ``arguments``. ``what`` completes the words "Not all" in the
         error's message.
         """
-        import ray
-
         # Put once: as an argument it would travel to each actor by itself.
         reference = ray.put(shared)
         try:
@@ -569,8 +551,6 @@ class ServingActors:
 
     def close(self) -> None:
         """End the actors, and the thread that pings them."""
-        import ray
-
         self._watch.close()
         for actor in self.actors:
             ray.kill(actor)
@@ -638,8 +618,6 @@ class VoterWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        import ray
-
         while not self._ended.wait(_PING_INTERVAL_S):
             try:
                 for voter in self._voters:
