@@ -601,12 +601,12 @@ class Method(Section):
     @property
     def is_seeded(self) -> bool:
         """True if the method's noise is reproducible, so that the run is not private."""
-        return False
+        return getattr(self, "noise", None) == "seeded"
 
     @property
     def draws_fresh_noise(self) -> bool:
         """True if the method draws noise from the operating system."""
-        return False
+        return getattr(self, "noise", None) == "os_entropy"
 
     @property
     def declared_units(self) -> int | None:
@@ -923,14 +923,6 @@ class PrivateMethod(Method):
     def is_private(self) -> bool:  # type: ignore[override]
         """True if the target epsilon is finite, so that there is noise."""
         return self.target.epsilon < math.inf
-
-    @property
-    def is_seeded(self) -> bool:
-        return self.noise == "seeded"
-
-    @property
-    def draws_fresh_noise(self) -> bool:
-        return self.noise == "os_entropy"
 
     def planned_cost(self, dataset: Dataset) -> Price | None:
         """Return the target, which a run spends in full; None without noise."""

@@ -490,14 +490,6 @@ class VotingMethod(Method):
         return self.has_gate or self.public_data.calibration is not None
 
     @property
-    def is_seeded(self) -> bool:
-        return self.noise == "seeded"
-
-    @property
-    def draws_fresh_noise(self) -> bool:
-        return self.noise == "os_entropy"
-
-    @property
     def service_ray(self) -> configuration.RayConfig:
         return self.ray
 
