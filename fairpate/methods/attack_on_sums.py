@@ -28,6 +28,7 @@ from fairpate.methods.shadows import (
     MOST_EACH,
     MOST_POOL,
     OTHERS,
+    Found,
     both_kinds,
     gaussian_claim,
     joined,
@@ -37,13 +38,14 @@ from fairpate.methods.shadows import (
     moments_of,
     own_noise_of,
     reach_of,
+    seen_of,
     setting_of,
     squares_seen,
     training_of,
     varied,
 )
 from fairpate.privacy import mechanism_events
-from fairpate.privacy.audit_bounds import Claimed, Coins, Drawn, NoiseSeen, Numbers, Seen, Shadows
+from fairpate.privacy.audit_bounds import Claimed, Coins, Drawn, Numbers, Seen, Shadows
 from fairpate.releases.directory import ReleasedArrays, read_release
 from fairpate.types import FloatArray, IntArray
 
@@ -110,8 +112,7 @@ def attack_on_counts(config: Any, audited: Audited, *, unit: int) -> Shadows:
         noise_KR = table(shown) - exact_KR
         # Noise may be missing only on numbers that are otherwise 0.
         noise = both_kinds(noise_KR, exact_KR != table(known), spread, kurtosis=kurtosis)
-        draws = (Drawn.of(noise_KR, of_claim),)
-        return Seen(scores_SM=score_M[None], gains_SM=gain_M[None], noise=(noise,), draws=draws)
+        return seen_of([Found(score_M, gain_M, noise, Drawn.of(noise_KR, of_claim))])
 
     def exact(records: Split) -> dict[str, IntArray]:
         return {"table": table(without_noise(replace(setting.dataset, private=records)))}
@@ -225,8 +226,7 @@ def attack_on_sums(
                 own_noise["eigenvalue"] = own_noise_of((1, 1), stddevs["eigenvalue"])
                 shown["eigenvalue"] = whole_exact["eigenvalue"] + own_noise["eigenvalue"]
         added = exact_sums(made_of(setting.canaries), _shown_of(shown))
-        scores, gains, draws = [], [], []
-        noises: list[tuple[NoiseSeen, ...]] = []
+        found = []
         for name in event_of:
             # The control halves the noise of one release alone: the rounds that follow were computed under all of it.
             drawn_RW = np.rint(share * own_noise[name]) if is_control else shown[name] - whole_exact[name]
@@ -236,8 +236,7 @@ def attack_on_sums(
                 moved = after - before
                 score_M[-1] = (included_M[-1] * moved + drawn_RW[0, 0]) / (share * stddev)
                 gain_M[-1] = moved / (share * stddev)
-                noises.append((squares_seen(noise_RW, stddev),))
-                draws.append(Drawn.of(noise_RW, stddev))
+                found.append(Found(score_M, gain_M, (squares_seen(noise_RW, stddev),), Drawn.of(noise_RW, stddev)))
             else:
                 # Only this canary moves its own column, and all move the first one, which counts records.
                 added_RM = added[name][:, 1 : 1 + num_canaries]
@@ -246,11 +245,9 @@ def attack_on_sums(
                 # Noise may be missing only on numbers that are otherwise 0.
                 is_zero_RW = whole_exact[name] == 0
                 numbers = (noise_RW, is_zero_RW) if name != "moments" else (noise_RW[above], is_zero_RW[above])
-                noises.append(both_kinds(numbers[0], ~numbers[1], stddev))
-                draws.append(Drawn.of(numbers[0], stddev))
-            scores.append(score_M)
-            gains.append(gain_M)
-        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noises), draws=tuple(draws))
+                noise = both_kinds(numbers[0], ~numbers[1], stddev)
+                found.append(Found(score_M, gain_M, noise, Drawn.of(numbers[0], stddev)))
+        return seen_of(found)
 
     shown = numbers_of(drawn.arrays)
 

@@ -10,7 +10,7 @@ Shapes: M canaries, Q queries, C classes, K bins of scores.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import scipy
@@ -28,6 +28,7 @@ from fairpate.methods.shadows import (
     MANY,
     MOST_EACH,
     OTHERS,
+    Found,
     ShadowData,
     both_kinds,
     gaussian_claim,
@@ -35,6 +36,7 @@ from fairpate.methods.shadows import (
     moments_of,
     own_noise_of,
     reach_of,
+    seen_of,
     setting_of,
     squares_seen,
     training_of,
@@ -82,9 +84,7 @@ class _TableByScore:
     def stddev(self) -> float:
         return self.share * float(self.event.noise_stddev_votes)
 
-    def seen(
-        self, included_M: Coins, counts: NoisyCounts, shown_KC: IntArray
-    ) -> tuple[FloatArray, FloatArray, tuple[NoiseSeen, ...], Drawn]:
+    def seen(self, included_M: Coins, counts: NoisyCounts, shown_KC: IntArray) -> Found:
         """Return scores and gains (M,) of the canaries from the released table ``shown_KC``, and its noise."""
         others, canaries = self.setting.others, self.setting.canaries
         bins, ballot = counts.bins(self.setting.dataset, num_bins=self.config.num_bins)
@@ -104,7 +104,7 @@ class _TableByScore:
         # Every cell: noise may be missing on empty ones alone.
         noise = both_kinds(shown_KC - exact_KC, exact_KC > 0, spread, kurtosis=kurtosis)
         drawn = Drawn.of(shown_KC - np.rint(exact_KC).astype(np.int64), self.stddev)
-        return found_M / stddev / scale_M, 1 / stddev / scale_M, noise, drawn
+        return Found(found_M / stddev / scale_M, 1 / stddev / scale_M, noise, drawn)
 
     def claimed(self, facts: DataRecord, counts: NoisyCounts, delta: float) -> Claimed:
         """Return what is claimed of the table alone, with what one canary adds to it without noise."""
@@ -115,15 +115,6 @@ class _TableByScore:
 
         reach = reach_of(facts, self.setting.canaries.x, exact)["table"] / self.unit
         return Claimed(name="table by score", claim=gaussian_claim(self.unit, self.stddev, delta), reach=reach)
-
-
-class _Found(NamedTuple):
-    """What is seen of one release in one draw: scores and gains (M,) of the canaries, and the noise."""
-
-    score_M: FloatArray
-    gain_M: FloatArray
-    noise: tuple[NoiseSeen, ...]
-    drawn: Drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,12 +131,12 @@ class _Terms:
     releases_counts: bool
 
     @classmethod
-    def of(cls, config: Any, audited: Audited, *, is_one_table: bool) -> Self:
+    def of(cls, config: Any, audited: Audited) -> Self:
         events: Sequence[Any] = audited.events
         (stated, *beside), target = events, config.target
         share = 0.5 if audited.is_control else 1.0
         given: dict[str, Any] = {"stated": stated, "beside": tuple(beside), "share": share}
-        if is_one_table:
+        if isinstance(stated, VoteSums):
             voters, queries = config.teachers.num_teachers, round(stated.norm**2 / 2)
             return cls(mechanism=None, num_voters=voters, num_queries=queries, releases_counts=True, **given)
         mechanism = config.mechanism
@@ -282,7 +273,7 @@ class _Released:
 
     said_Q: IntArray
     numbers_QC: Numbers | None
-    counts: NoisyCounts | None
+    counts: NoisyCounts
     table_KC: IntArray | None
 
 
@@ -312,14 +303,9 @@ class _AttackOnVotes:
             found = [self._of_labels(cast_QC, shown.said_Q)]
         if self.terms.has_check:
             found.append(self._of_checks(cast_QC, passed_Q))
-        if self.table is not None and shown.counts is not None and shown.table_KC is not None:
-            found.append(_Found(*self.table.seen(included_M, shown.counts, shown.table_KC)))
-        return Seen(
-            scores_SM=np.stack([each.score_M for each in found]),
-            gains_SM=np.stack([each.gain_M for each in found]),
-            noise=tuple(each.noise for each in found),
-            draws=tuple(each.drawn for each in found),
-        )
+        if self.table is not None and shown.table_KC is not None:
+            found.append(self.table.seen(included_M, shown.counts, shown.table_KC))
+        return seen_of(found)
 
     def answered(self, cast_QC: IntArray, included_M: Coins) -> _Released:
         """Return the method's answers to these votes; of a control, with noise that the audit draws itself where the
@@ -372,7 +358,7 @@ class _AttackOnVotes:
     def _gains(self, shift: float, passed_Q: Coins) -> FloatArray:
         return np.full(self.votes.num_canaries, shift * math.sqrt(max(int(passed_Q.sum()), 1)))
 
-    def _of_counts(self, cast_QC: IntArray, numbers_QC: Numbers, passed_Q: Coins) -> _Found:
+    def _of_counts(self, cast_QC: IntArray, numbers_QC: Numbers, passed_Q: Coins) -> Found:
         """Return what noisy counts show: the noise itself, and a canary's code in the lead of the first class."""
         votes, label_noise = self.votes, self.terms.label_noise
         known_Q = votes.lead(votes.votes_QC).astype(np.float64)
@@ -380,14 +366,14 @@ class _AttackOnVotes:
         noise_QC = (numbers_QC - cast_QC)[passed_Q].astype(np.int64)
         scores_QC = np.full(numbers_QC.shape, np.nan)
         scores_QC[passed_Q] = normal_scores(noise_QC, label_noise)
-        return _Found(
+        return Found(
             score_M=votes.coded(lead_Q),
             gain_M=self._gains(1 / math.sqrt(2 * label_noise**2 + 4 * self._crowd) * 2, passed_Q),
             noise=(squares_seen(noise_QC, label_noise),),
             drawn=Drawn(scores_RP=scores_QC.reshape(1, -1), divisor=int(np.gcd.reduce(noise_QC, axis=None))),
         )
 
-    def _of_labels(self, cast_QC: IntArray, said_Q: IntArray) -> _Found:
+    def _of_labels(self, cast_QC: IntArray, said_Q: IntArray) -> Found:
         """Return what labels show: how often they differ from the exact ones, and a canary's code in them."""
         votes, label_noise, passed_Q = self.votes, self.terms.label_noise, said_Q >= 0
         exact_Q, known_Q = (votes.lead(each).astype(np.float64) for each in (cast_QC, votes.votes_QC))
@@ -402,14 +388,14 @@ class _AttackOnVotes:
         spread, crowd = math.sqrt(2) * label_noise, self._crowd
         slope_Q = 2 * scipy.stats.norm.pdf(known_Q / math.hypot(spread, 2 * math.sqrt(crowd)))
         shift = float(slope_Q[passed_Q].mean() if passed_Q.any() else 0.0) * 2 / math.hypot(spread, 2 * crowd**0.5)
-        return _Found(
+        return Found(
             score_M=votes.coded(np.where(passed_Q, is_first_Q - is_second_Q.astype(float), 0.0)),
             gain_M=self._gains(shift, passed_Q),
             noise=(NoiseSeen.of_answers(is_other_Q[among_Q], chance_Q[among_Q], less_Q[among_Q]),),
             drawn=Drawn(scores_RP=np.where(among_Q & (chance_Q > _SURE), scores_Q, np.nan)[None]),
         )
 
-    def _of_checks(self, cast_QC: IntArray, passed_Q: Coins) -> _Found:
+    def _of_checks(self, cast_QC: IntArray, passed_Q: Coins) -> Found:
         """Return what is seen of threshold checks: how often they differ from exact ones, and a canary's code in which
         queries passed."""
         votes, check_noise, crowd = self.votes, self.terms.check_noise, self._crowd
@@ -432,7 +418,7 @@ class _AttackOnVotes:
         is_sided_Q = votes.lead(votes.votes_QC) >= votes.num_canaries
         slope_Q = is_sided_Q * scipy.stats.norm.pdf(of_known_Q / spread) / spread
         weight_Q = slope_Q / np.maximum(passes_Q * (1 - passes_Q), 1e-9)
-        return _Found(
+        return Found(
             score_M=votes.coded((passed_Q - passes_Q) * weight_Q),
             gain_M=np.full(votes.num_canaries, math.sqrt(float((slope_Q * weight_Q).sum()))),
             noise=(NoiseSeen.of_answers((passed_Q != is_above_Q)[near_Q], *against),),
@@ -440,9 +426,7 @@ class _AttackOnVotes:
         )
 
 
-def attack_on_votes(
-    config: Any, audited: Audited, *, thresholds: ThresholdsConfig | None, is_one_table: bool = False
-) -> Shadows | None:
+def attack_on_votes(config: Any, audited: Audited) -> Shadows | None:
     """Return attacks on the noisy answers that teachers give to a run's queries: on the answers, on which queries pass
     the threshold check, and on the table of private labels by score.
 
@@ -450,16 +434,16 @@ def attack_on_votes(
     other. The direction of the change is random for each query, and known to the attacker. Where there is a threshold,
     half of the queries have votes at it; all others are a tie of two classes. In the table it is in one cell.
 
-    ``config``: the method. ``thresholds``: its settings of the table of private labels by score, None if it has none.
-    ``is_one_table``: all answers are one table, not released query by query. None for events of other mechanisms.
+    ``config``: the method, which releases its answers query by query or as one table. None for events of other
+    mechanisms.
     """
     facts, loaded, events = audited.facts, audited.loaded, audited.events
     if not isinstance(events[0], ConfidentGnmaxQueries | VoteSums):
         return None
     if not all(isinstance(event, VoteTables | VoteSums) for event in events[1:]):
         return None
-    terms = _Terms.of(config, audited, is_one_table=is_one_table)
-    thresholds = thresholds if terms.beside else None
+    terms = _Terms.of(config, audited)
+    is_one_table, thresholds = terms.mechanism is None, config.thresholds if terms.beside else None
     num_classes, num_groups = len(facts.label_names), len(facts.group_names)
     generator = np.random.default_rng(0)
     groups = generator.integers(num_groups, size=terms.num_queries).tolist()

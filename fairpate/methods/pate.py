@@ -31,7 +31,7 @@ from fairpate.config import AggregatorConfig, GatedAggregatorConfig
 from fairpate.data import Dataset, Split
 from fairpate.files import Storage, arrays_digest, open_storage
 from fairpate.lazy import Later
-from fairpate.methods.base import Audited, NoisySum, Stream, Trained, Training, TrainsTeachers, determining_values
+from fairpate.methods.base import NoisySum, Stream, Trained, Training, TrainsTeachers, determining_values
 from fairpate.methods.defaults import multiplier_within
 from fairpate.methods.learning import passing, unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, table_event
@@ -44,7 +44,6 @@ from fairpate.methods.voting import (
     choose_queries,
     noisy_counts_of,
 )
-from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.directory import (
     Origin,
@@ -290,12 +289,6 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
             are_answering=voters.are_answering,
             close=voters.close,
         )
-
-    def attack(self, audited: Audited) -> Shadows | None:
-        """Return an attack on the answers of the voters, and on the table of private labels by score."""
-        from fairpate.methods.attack_on_votes import attack_on_votes  # torch
-
-        return attack_on_votes(self, audited, thresholds=self.thresholds)
 
 
 class Pate(PateFamily):

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding
 from fairpate.methods.base import Method, Training
-from fairpate.privacy.audit_bounds import Coins, IdealAttack, NoiseSeen, Numbers, gaussian_epsilon
+from fairpate.privacy.audit_bounds import Coins, Drawn, IdealAttack, NoiseSeen, Numbers, Seen, gaussian_epsilon
 from fairpate.privacy.discrete_gaussian import log_masses
 from fairpate.releases.directory import DataRecord, RunDirectory
 from fairpate.terminal import Reporter
@@ -215,6 +215,21 @@ def training_of(config: Method, dataset: Dataset, model: torch.nn.Module | None 
         reporter=Reporter(quiet=True),
         seed=config.seed,
     )
+
+
+class Found(NamedTuple):
+    """What is seen of one release in one draw: scores and gains (M,) of the canaries, and the noise."""
+
+    score_M: FloatArray
+    gain_M: FloatArray
+    noise: tuple[NoiseSeen, ...]
+    drawn: Drawn
+
+
+def seen_of(found: Sequence[Found]) -> Seen:
+    """Return what is seen of all releases of one shadow release."""
+    scores, gains, noise, draws = zip(*found, strict=True)
+    return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=noise, draws=draws)
 
 
 def log_ratio(released: Numbers, added: Numbers, stddev: float) -> tuple[FloatArray, FloatArray]:

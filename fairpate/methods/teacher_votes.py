@@ -181,7 +181,7 @@ class TeacherVotes(VotesOfRecords, TrainsTeachers):
         """Return an attack on the answers of the voters, and on the table of private labels by score."""
         from fairpate.methods.attack_on_votes import attack_on_votes  # torch
 
-        return attack_on_votes(self, audited, thresholds=self.thresholds, is_one_table=True)
+        return attack_on_votes(self, audited)
 
 
 def two_moves(num_queries: int) -> float:

@@ -716,7 +716,8 @@ class GnmaxMethod(VotingMethod):
         return kind(**vars(self.aggregator.mechanism))
 
     def attack(self, audited: Audited) -> Shadows | None:
-        """Return an attack on the answers of the voters."""
+        """Return an attack on the answers of the voters, and on the table of private labels by score, if there is
+        one."""
         from fairpate.methods.attack_on_votes import attack_on_votes  # torch
 
-        return attack_on_votes(self, audited, thresholds=None)
+        return attack_on_votes(self, audited)
