@@ -22,6 +22,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -37,7 +38,7 @@ from pydantic import BaseModel, Field, model_validator
 from aggregator.mechanism import lead_needed
 from fairpate import config as configuration
 from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply_override, parse_config, without
-from fairpate.data import Dataset, entry_for, option_showing_attribute
+from fairpate.data import Dataset, Split, entry_for, option_showing_attribute
 from fairpate.files import Storage
 from fairpate.lazy import torch
 from fairpate.pages import percent
@@ -828,8 +829,9 @@ class TrainsTeachers(Method):
 
     trains_teachers: ClassVar[bool] = True
 
-    if TYPE_CHECKING:  # each method declares the section in its place
+    if TYPE_CHECKING:  # each method declares the sections in their place
         teachers: configuration.TeachersConfig
+        ray: configuration.RayConfig
 
     @property
     def architectures(self) -> dict[str, configuration.LayersConfig]:
@@ -889,6 +891,25 @@ class TrainsTeachers(Method):
             public_x=dataset.public.x,
             pool=pool,
             on_progress=on_progress,
+        )
+
+    def collect_votes(
+        self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
+    ) -> VoteBatch:
+        """Train the teachers that have no checkpoint yet, and return the votes of all teachers on the queries.
+
+        Votes are private. ``folder`` and ``pool`` as in :meth:`train_teachers`; without a pool, a new one is opened.
+        """
+        from teachers.ensemble import collect_votes  # torch, which reading a configuration does not need
+        from teachers.ray_pool import open_pool
+
+        with open_pool(self.ray) if pool is None else nullcontext(pool) as workers:
+            with reporter.stage("teachers") as advance:
+                ensemble = self.train_teachers(dataset, folder, workers, on_progress=advance)
+            with reporter.stage("votes") as advance:
+                votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
+        return VoteBatch(
+            record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
         )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -61,12 +61,10 @@ from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
 
 if TYPE_CHECKING:
     from fairpate.nn import fit
-    from teachers import ensemble as ensembles
     from teachers import ray_pool
     from teachers.ensemble import BlockPool
-else:  # all import torch, which readers of votes and configurations do not need
-    fit = Later("fairpate.nn.fit")
-    ensembles, ray_pool = Later("teachers.ensemble"), Later("teachers.ray_pool")
+else:  # both import torch, which readers of votes and configurations do not need
+    fit, ray_pool = Later("fairpate.nn.fit"), Later("teachers.ray_pool")
 
 
 def _one_place_everywhere(storage: str) -> str:
@@ -257,23 +255,6 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
                 )
             training.reporter.note("teachers", "votes are there already")
         yield votes
-
-    def collect_votes(
-        self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
-    ) -> VoteBatch:
-        """Train the teachers that have no checkpoint yet, and return the votes of all teachers on the queries.
-
-        Votes are private. ``folder`` is for checkpoints, unless ``storage`` is configured. ``pool`` runs the work;
-        None: a new pool is opened.
-        """
-        with ray_pool.open_pool(self.ray) if pool is None else nullcontext(pool) as workers:
-            with reporter.stage("teachers") as advance:
-                ensemble = self.train_teachers(dataset, folder, workers, on_progress=advance)
-            with reporter.stage("votes") as advance:
-                votes_QC = ensembles.collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
-        return VoteBatch(
-            record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
-        )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
         """Return all teachers, in Ray actors, as voters of a service; votes on the run's own queries are read from its

@@ -118,20 +118,12 @@ class TeacherVotes(VotesOfRecords, TrainsTeachers):
 
     def measure(self, training: Training) -> ReleasedArrays:
         """Train the teachers, collect their votes on all queries, and release one noisy table of counts."""
-        dataset, reporter = training.dataset, training.reporter
-        queries = self.queries(dataset)
+        dataset, queries = training.dataset, self.queries(training.dataset)
         votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
         # A coordinator has no teachers. Elsewhere all shards vote, even empty ones: one record more must not add the
         # votes of a teacher.
         if not dataset.is_elsewhere:
-            from teachers.ensemble import collect_votes  # a configuration is read without torch
-            from teachers.ray_pool import open_pool
-
-            with open_pool(self.ray) as pool:
-                with reporter.stage("teachers") as advance:
-                    ensemble = self.train_teachers(dataset, training.run.teachers, pool, on_progress=advance)
-                with reporter.stage("votes") as advance:
-                    votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
+            votes_QC = self.collect_votes(dataset, queries, training.run.teachers, training.reporter).votes_QC
         return self.noisy(training, votes_QC)
 
     def noisy(self, training: Training, votes_QC: IntArray) -> ReleasedArrays:
