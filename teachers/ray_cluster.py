@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -60,6 +60,20 @@ def require_cluster() -> None:
     has joined a cluster already."""
     if (address := cluster_address()) is not None and not ray.is_initialized():
         require_head(address)
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Give variables of this process's environment these ``values`` inside the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def read_authentication_again() -> None:
@@ -173,11 +187,10 @@ def job_client(address: str) -> Any:
                 ) from error
 
     read_authentication_again()
-    variable = "RAY_API_SERVER_ADDRESS"  # which Ray's client prefers to the address that it is given
-    before = os.environ.get(variable)
-    os.environ[variable] = address
     try:
-        return Client(address)
+        # Ray's client prefers this variable to the address that it is given.
+        with environment({"RAY_API_SERVER_ADDRESS": address}):
+            return Client(address)
     except PoolError:
         raise
     except (OSError, RuntimeError, ValueError, KeyError) as error:
@@ -188,11 +201,6 @@ def job_client(address: str) -> Any:
             f"{named}: {found}; start the cluster, forward its dashboard (`ray dashboard CLUSTER.yaml`), or correct "
             "the address."
         ) from error
-    finally:
-        if before is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = before
 
 
 def _ray_certificates() -> ssl.SSLContext:

@@ -42,9 +42,9 @@ from fairpate.config import RayConfig
 from fairpate.lazy import torch
 from fairpate.types import PACKAGES, IntArray
 from teachers import ensemble as ensembles
-from teachers import work
+from teachers import ray_cluster, work
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, count_block
-from teachers.ray_cluster import cluster_address, head_watched, last_words, ray, read_authentication_again, require_head
+from teachers.ray_cluster import ray
 from teachers.work import PoolError
 
 # The second item travels while the first is computed.
@@ -317,9 +317,9 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         return
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     with ExitStack() as stack:
-        address = cluster_address()
+        address = ray_cluster.cluster_address()
         if address is not None:
-            require_head(address)
+            ray_cluster.require_head(address)
             try:
                 with _own_sigterm():
                     ray.init(**quiet, runtime_env={"py_modules": _own_packages()})
@@ -358,11 +358,11 @@ def start_ray(config: RayConfig) -> Iterator[None]:
                 ) from error
         head, node = ray.get_runtime_context().gcs_address, ray._private.worker._global_node
         if node is not None:  # with Ray Client this process has no node, and Ray does not end it
-            stack.enter_context(last_words(head, node.raylet_socket_name, is_own=address is None))
+            stack.enter_context(ray_cluster.last_words(head, node.raylet_socket_name, is_own=address is None))
         # Within, because Ray may end this process while it shuts down.
         stack.callback(ray.shutdown)
         if address is not None:
-            stack.enter_context(head_watched(head))
+            stack.enter_context(ray_cluster.head_watched(head))
         yield
 
 
@@ -413,20 +413,15 @@ def _private_to_this_process() -> Iterator[None]:
     root = str(Path(_own_packages()[0]).parent)
     if root not in sys.path:  # an editable installation
         chosen["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    before = {name: os.environ.get(name) for name in chosen}
     clusters = ray_constants.ENABLE_RAY_CLUSTER
-    os.environ.update(chosen)
-    ray_constants.ENABLE_RAY_CLUSTER = False  # the variable is read when Ray is imported
-    read_authentication_again()
     try:
-        yield
+        with ray_cluster.environment(chosen):
+            ray_constants.ENABLE_RAY_CLUSTER = False  # the variable is read when Ray is imported
+            ray_cluster.read_authentication_again()
+            yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = clusters
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-        read_authentication_again()
+        ray_cluster.read_authentication_again()
 
 
 @contextmanager
