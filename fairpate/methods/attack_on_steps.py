@@ -396,8 +396,8 @@ class _Watched:
     def _see_noise(self, name: str, exact: Sequence[Any], released: Sequence[Any], norm: float) -> None:
         multiplier, variance, _ = self._attack.multipliers[name]
         pairs = [
-            tuple(np.asarray(_on_cpu(each), np.float64).ravel()[:_MOST_NUMBERS] for each in pair)
-            for pair in zip(exact, released, strict=True)
+            (was_P[:_MOST_NUMBERS], shown_P[:_MOST_NUMBERS])
+            for was_P, shown_P in zip(_flat(exact), _flat(released), strict=True)
         ]
         # Noise may be missing on empty samples alone.
         of = self.seen[name][any(was_P.any() for was_P, _ in pairs)]
@@ -451,8 +451,8 @@ class _Steps:
 
 def _length(name: str, arrays: Sequence[Any]) -> float:
     """Return the length of what a step releases, in the norm of its sensitivity; infinite if it has NaN."""
-    flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in map(_on_cpu, arrays)])
-    return float(np.nan_to_num(np.linalg.norm(flat, ord=1 if name == "histograms" else 2), nan=math.inf))
+    order = 1 if name == "histograms" else 2
+    return float(np.nan_to_num(np.linalg.norm(np.concatenate(_flat(arrays)), ord=order), nan=math.inf))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,8 +484,7 @@ class _OneStep:
             dataset, found = replace(setting.dataset, private=records), dict[str, FloatArray]()
 
             def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG001
-                flat = np.concatenate([np.asarray(part, np.float64).ravel() for part in map(_on_cpu, exact)])
-                found[name] = flat / norm
+                found[name] = np.concatenate(_flat(exact)) / norm
 
             # Shares that are released may all be 0 for so few records; the steps do not depend on declared ones.
             for each in (single, public)[: 1 + (public is not single)]:
@@ -519,10 +518,7 @@ class _OneStep:
         noise: dict[str, FloatArray] = {}
 
         def watch(name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:
-            flat = [
-                np.concatenate([np.asarray(_on_cpu(p), np.float64).ravel() for p in each]) for each in (exact, released)
-            ]
-            noise[name] = (flat[1] - flat[0]) / norm
+            noise[name] = (np.concatenate(_flat(released)) - np.concatenate(_flat(exact))) / norm
 
         dataset = self.setting.with_canaries(included_M)
         model = self.audited.initial_model(self.config, dataset)
@@ -545,8 +541,10 @@ class _OneStep:
         return found
 
 
-def _on_cpu(values: Any) -> Any:
-    return values.detach().cpu() if isinstance(values, Tensor) else values
+def _flat(arrays: Sequence[Any]) -> list[FloatArray]:
+    """Return the numbers of arrays or tensors, each as one row."""
+    on_cpu = (each.detach().cpu() if isinstance(each, Tensor) else each for each in arrays)
+    return [np.asarray(each, np.float64).ravel() for each in on_cpu]
 
 
 class _Names:
