@@ -27,7 +27,7 @@ import itertools
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from fairpate.fairness.bounded_errors import is_confident
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn import fit
 from fairpate.nn.models import build_model, scale_bytes
-from fairpate.types import IntArray, UserError
+from fairpate.types import Advance, IntArray, UserError
 from student.card import EMBEDDING_FILE, FORMAT, StudentCard, content_digest, read_student_file, readable
 
 _NEEDS_GROUPS = "This student predicts by group and needs sensitive_features, a group per record."
@@ -205,7 +205,6 @@ def build_network(card: StudentCard) -> nn.Module:
     return members[0] if card.num_members is None else fit.Mixture(members)
 
 
-ProgressCallback = Callable[[int, int], None]
 _AVERAGE_HORIZON_STEPS = 100
 _UNLABELLED_PER_LABELLED = 4
 
@@ -231,7 +230,7 @@ def train_student(
     num_classes: int,
     generator: torch.Generator,
     augmentation: AugmentConfig = fit.UNCHANGED,
-    on_progress: ProgressCallback = lambda *_: None,
+    on_progress: Advance = lambda *_: None,
     initial_model: nn.Module | None = None,
     penalty: fit.Penalty | None = None,
 ) -> nn.Module:
@@ -298,7 +297,7 @@ def _fixmatch(
     model: nn.Module,
     generator: torch.Generator,
     augmentation: AugmentConfig,
-    on_progress: ProgressCallback,
+    on_progress: Advance,
     penalty: fit.Penalty | None,
 ) -> nn.Module:
     """Train ``model`` by FixMatch (semi-supervised learning from weakly and strongly augmented images), and return a

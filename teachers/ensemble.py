@@ -91,6 +91,16 @@ class BlockPool:
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
+    def in_order(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[Any]:
+        """Apply ``function(shared, item, device)`` to the items as :meth:`run` does; yield the results in the order of
+        the items."""
+        waiting, position = dict[int, Any](), 0
+        for number, result in self.run(function, shared, items):
+            waiting[number] = result
+            while position in waiting:
+                yield waiting.pop(position)
+                position += 1
+
     def sum(
         self,
         function: BlockFunction,

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from teachers.ensemble import BlockPool
 
-# Pictures that travel to a worker together, and pictures whose vectors wait in memory for those in front of them.
-_SENT, _AT_ONCE = 64, 4096
+_SENT = 64  # pictures that travel to a worker together
 
 
 @contextmanager
@@ -29,17 +28,12 @@ def vectors_on(pool: Callable[[], AbstractContextManager[BlockPool]]) -> Iterato
     them when they are needed. Vectors that are in the cache need none."""
 
     def blocks(encoder: Encoder, pictures: Tensor) -> Iterator[Tensor]:
+        done = 0
         with pool() as workers:
-            for start in range(0, len(pictures), _AT_ONCE):
-                parts = pictures[start : start + _AT_ONCE].split(_SENT)
-                # Results arrive in any order.
-                made: list[Tensor | None] = [None] * len(parts)
-                done = start
-                for place, vectors in workers.run(_vectors, encoder, (part.clone() for part in parts)):
-                    made[place] = vectors
-                    done += len(vectors)
-                    tell(done, len(pictures))
-                yield from (each for each in made if each is not None)
+            for vectors in workers.in_order(_vectors, encoder, (part.clone() for part in pictures.split(_SENT))):
+                done += len(vectors)
+                tell(done, len(pictures))
+                yield vectors
 
     with computed_by(blocks):
         yield

@@ -207,13 +207,9 @@ class RecordSums:
     def of(cls, ballot: WeightedBallot, private: Split, pool: BlockPool) -> RecordSums:
         """Compute the votes phi of ``private`` records by the feature map ``ballot``, with the workers of ``pool``."""
         parts = (private.x[rows] for rows in row_blocks(len(private), _AT_ONCE))
-        votes, waiting, position = Gathered(), dict[int, Whole](), 0
-        # Workers answer in any order, and the file has that of the records.
-        for number, part in pool.run(_votes_of_part, ballot, parts):
-            waiting[number] = part
-            while position in waiting:
-                votes.append(waiting.pop(position))
-                position += 1
+        votes = Gathered()
+        for part in pool.in_order(_votes_of_part, ballot, parts):
+            votes.append(part)
         person_N = None if private.person_N is None else private.person_N.numpy()
         return cls(phi_NW=votes.array(), labels_N=private.y.numpy(), person_N=person_N, pool=pool)
 

@@ -28,8 +28,8 @@ def test_workers_compute_parts_with_the_same_bits_in_the_same_order(
     monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path / "one"))
     alone = load_data(declaration, weights=weights)
     monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path / "several"))
-    for module, name, value in ((encoders, "FEWEST_FOR_WORKERS", 10), (vectors, "_AT_ONCE", 6), (vectors, "_SENT", 2)):
-        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(encoders, "FEWEST_FOR_WORKERS", 10)
+    monkeypatch.setattr(vectors, "_SENT", 2)
     seen: list[tuple[int, int]] = []
     with (
         heard_by(lambda done, total: seen.append((done, total))),
