@@ -131,20 +131,14 @@ def attack_on_counts(config: Any, audited: Audited, *, unit: int) -> Shadows:
 
 
 def attack_on_sums(
-    config: Any,
-    audited: Audited,
-    *,
-    exact_sums: Callable[[Dataset, Shown], dict[str, IntArray]],
-    least_eigenvalue: Callable[[IntArray], IntArray] | None = None,
+    config: Any, audited: Audited, *, least_eigenvalue: Callable[[IntArray], IntArray] | None = None
 ) -> Shadows:
     """Return attacks on noisy sums of feature vectors, of their products and of residuals. For each coordinate of the
     feature vectors there is one canary (a record that the attacker looks for), whose features lie along this
     coordinate.
 
-    ``config``: the method, which computes in this process. ``exact_sums(dataset, shown)``: the exact sums that it
-    computes of the private records of a data set, by name, where ``shown`` returns what is released in the place of
-    each: later sums depend on it. ``least_eigenvalue``: the function by which the method computes that of the second
-    moments, if it releases one.
+    ``config``: the method, which computes in this process. ``least_eigenvalue``: the function by which it computes that
+    of the second moments, if it releases one.
     """
     facts, loaded, is_control = audited.facts, audited.loaded, audited.is_control
     events: Sequence[Any] = audited.events
@@ -173,8 +167,8 @@ def attack_on_sums(
         filling = made_records(filled_x, *kinds, name="filling", unit=facts.unit)
         setting = replace(setting, others=joined(setting.others, filling))
 
-    def made_of(records: Split) -> Dataset:
-        return replace(setting.dataset, private=records)
+    def exact_of(records: Split, shown: Shown) -> dict[str, IntArray]:
+        return _exact_sums(config, replace(setting.dataset, private=records), shown)
 
     no_coins_M = np.zeros(num_canaries, np.bool_)
     drawn = config.measure(training_of(config, setting.with_canaries(no_coins_M)))
@@ -196,7 +190,7 @@ def attack_on_sums(
         exact: dict[str, IntArray], is_in: bool, least: Callable[[FloatArray], float]
     ) -> tuple[float, float]:
         """Return the least eigenvalue of the second moments without the last canary, and with it."""
-        matrix_WW, own_WW = (_symmetric(each) for each in (exact, exact_sums(made_of(special), _shown_of(exact))))
+        matrix_WW, own_WW = (_symmetric(each) for each in (exact, exact_of(special, _shown_of(exact))))
         with_WW = matrix_WW if is_in else matrix_WW + own_WW
         return least(with_WW - own_WW), least(with_WW)
 
@@ -209,23 +203,20 @@ def attack_on_sums(
                 own_noise[name] = own_noise_of(exact_RW.shape, stddevs[name])
                 return exact_RW + own_noise[name]
 
-            whole_exact = exact_sums(dataset, noisy)
+            whole_exact = _exact_sums(config, dataset, noisy)
             for name, exact in whole_exact.items():
-                if has_eigenvalue:
-                    noisy(name, exact)
                 # A sum that was not asked for has none of the audit's noise: the control is then far from its plan.
                 own_noise.setdefault(name, np.zeros(exact.shape, np.int64))
             shown = {name: exact + own_noise[name] for name, exact in whole_exact.items()}
         else:
             shown = numbers_of(config.measure(training_of(config, dataset)).arrays)
-            whole_exact = exact_sums(dataset, _shown_of(shown))
+            whole_exact = _exact_sums(config, dataset, _shown_of(shown))
         if has_eigenvalue:
             before, after = eigenvalues(whole_exact, bool(included_M[-1]), lambda each: np.linalg.eigvalsh(each)[0])
             whole_exact["eigenvalue"] = np.rint(after if included_M[-1] else before).astype(np.int64)[None, None]
             if is_control:
-                own_noise["eigenvalue"] = own_noise_of((1, 1), stddevs["eigenvalue"])
                 shown["eigenvalue"] = whole_exact["eigenvalue"] + own_noise["eigenvalue"]
-        added = exact_sums(made_of(setting.canaries), _shown_of(shown))
+        added = exact_of(setting.canaries, _shown_of(shown))
         found = []
         for name in event_of:
             # The control halves the noise of one release alone: the rounds that follow were computed under all of it.
@@ -252,7 +243,7 @@ def attack_on_sums(
     shown = numbers_of(drawn.arrays)
 
     def exact(records: Split) -> dict[str, Numbers]:
-        found: dict[str, Numbers] = exact_sums(made_of(records), _shown_of(shown))
+        found: dict[str, Numbers] = exact_of(records, _shown_of(shown))
         if "moments" in found:
             # Both parts are priced by the norm of the whole matrix.
             found["moments"] = found["squares"] = _symmetric(found)
@@ -262,7 +253,7 @@ def attack_on_sums(
     reaches = {name: norms.get(name, 0.0) / event.norm for name, event in event_of.items()}
     if least_eigenvalue is not None:
         # By the method's own function: its rounding and its scale are part of what is bounded.
-        of_others = exact_sums(setting.with_canaries(no_coins_M), _shown_of(shown))
+        of_others = _exact_sums(config, setting.with_canaries(no_coins_M), _shown_of(shown))
         before, after = eigenvalues(
             of_others, False, lambda each: int(least_eigenvalue(np.rint(each).astype(np.int64))[0, 0])
         )
@@ -306,13 +297,13 @@ def _symmetric(exact: Mapping[str, Numbers]) -> FloatArray:
     return above + above.T + np.diag(exact["squares"][0].astype(np.float64))
 
 
-def sums_over_sites(config: Any, dataset: Dataset, shown: Shown) -> dict[str, IntArray]:
-    """Return the exact sums of ``dataset``'s private records that ``config`` computes where sites add up, by name.
-    ``shown`` returns what is released in the place of each: later sums depend on it."""
+def _exact_sums(config: Any, dataset: Dataset, shown: Shown) -> dict[str, IntArray]:
+    """Return the exact sums of ``dataset``'s private records that ``config`` computes, by name, as it does where sites
+    add up. ``shown`` returns what is released in the place of each: later sums depend on it."""
     found: dict[str, IntArray] = {}
 
     def here(exact_RW: IntArray, *, name: str, **_: Any) -> IntArray:
-        # The names of sums over sites: "class", "sums, class", "moments", "squares", "residuals 3, class".
+        # The names of sums: "class", "sums, class", "moments", "squares", "eigenvalue", "residuals 3, class".
         own = "sums" if name == "class" else name.split(",")[0]
         found[own] = exact_RW
         return shown(own, exact_RW).reshape(exact_RW.shape)

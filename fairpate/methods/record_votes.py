@@ -722,9 +722,9 @@ class WeightedVotes(VotesOfRecords):
 
     def attack(self, audited: base.Audited) -> Shadows | None:
         """Return an attack on the noisy sums."""
-        from fairpate.methods.attack_on_sums import attack_on_sums, sums_over_sites  # torch
+        from fairpate.methods.attack_on_sums import attack_on_sums  # torch
 
-        return attack_on_sums(self, audited, exact_sums=partial(sums_over_sites, self))
+        return attack_on_sums(self, audited)
 
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:

@@ -450,13 +450,13 @@ class ResidualVotes(RulesOfRecords):
 
     def attack(self, audited: Audited) -> Shadows | None:
         """Return an attack on the noisy sums and residuals."""
-        from fairpate.methods.attack_on_sums import attack_on_sums, sums_over_sites  # torch
+        from fairpate.methods.attack_on_sums import attack_on_sums  # torch
 
         # The run's released sums chose the curvature; those of a shadow release might choose the other.
         kind = "private" if any(isinstance(event, MomentSums) for event in audited.events) else "public"
         own = self.residual_votes.model_copy(update={"curvature": kind})
         here = self.model_copy(update={"residual_votes": own, "ray": RayConfig(num_actors=0)})
-        return attack_on_sums(here, audited, exact_sums=partial(sums_over_sites, here))
+        return attack_on_sums(here, audited)
 
 
 def noisy_moments(
@@ -554,12 +554,13 @@ class AdaSsp(RulesOfRecords):
             exact_WW = records.total(votes_themselves, norm=UNITS**2)
             released = tuple(of_unit(event, dataset.unit) for event in events)
             training.reserve(released, source.label)
-            noisy, least = partial(with_noise, source=source), least_eigenvalue(exact_WW)
+            least, noisy_sum = least_eigenvalue(exact_WW), training.noisy_sum
+            noisy = partial(with_noise, source=source, noisy_sum=noisy_sum)
             arrays: dict[str, npt.NDArray[Any]] = {
                 "pool_MW": ballot.votes(dataset.public.x).astype(np.int16),
                 "sums_CW": noisy(exact_CW, stddev=sums.noise_stddev_votes, row="sums, class"),
                 # The exact moments are read twice, for two events: under noise, and for their least eigenvalue.
-                "moments_WW": noisy_moments(exact_WW, moments.noise_stddev_votes, source),
+                "moments_WW": noisy_moments(exact_WW, moments.noise_stddev_votes, source, noisy_sum),
                 "eigenvalue_11": noisy(least, stddev=eigenvalue.noise_stddev_votes, row="eigenvalue"),
             }
         training.reporter.note("votes", f"{len(exact_WW)} numbers per class, and their second moments")
@@ -590,19 +591,9 @@ class AdaSsp(RulesOfRecords):
     def attack(self, audited: Audited) -> Shadows | None:
         """Return an attack on the noisy sums, second moments and their least eigenvalue."""
         from fairpate.methods.attack_on_sums import attack_on_sums  # torch
-        from teachers.ensemble import BlockPool
-
-        def exact_sums(dataset: Dataset, _: Any) -> dict[str, IntArray]:
-            records = RecordSums.of(WeightedBallot.of(dataset, self.ada_ssp.embedding), dataset.private, BlockPool())
-            exact_WW = records.total(votes_themselves, norm=UNITS**2)
-            return {
-                "sums": records.total(partial(indicators, num_classes=dataset.num_classes), norm=UNITS),
-                "moments": np.triu(exact_WW, 1),
-                "squares": exact_WW.diagonal()[None].copy(),
-            }
 
         here = self.model_copy(update={"ray": RayConfig(num_actors=0)})
-        return attack_on_sums(here, audited, exact_sums=exact_sums, least_eigenvalue=least_eigenvalue)
+        return attack_on_sums(here, audited, least_eigenvalue=least_eigenvalue)
 
 
 def labels_of_scores(scores_MC: FloatArray) -> PoolLabels:
