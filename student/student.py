@@ -211,8 +211,8 @@ _UNLABELLED_PER_LABELLED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class PublicRecords:
-    """The training records of a student: features (N, ...) of answered records, their labels, and features (M, ...) of
-    unlabelled ones.
+    """The training records of a student: features (N, ...) of answered records, at least one, their labels, and
+    features (M, ...) of unlabelled ones.
 
     ``labels`` are classes (N,) ``int64``, or probabilities of every class (N, C) ``float32``. The loss is the cross
     entropy in both cases; label smoothing s moves both towards the uniform distribution: (1 - s) p + s / C.
@@ -241,18 +241,8 @@ def train_student(
     starts from a copy of ``initial_model`` or, without one, from new random weights. ``penalty(model)`` is added to the
     loss of every step.
 
-    ValueError if no query was answered, for probabilities of other than ``num_classes`` classes, and for ``fixmatch``
-    on records that are not images.
+    ValueError for ``fixmatch`` on records that are not images.
     """
-    if len(records.answered_x) != len(records.labels):
-        raise ValueError(f"Expected one label per record, got {len(records.labels)} for {len(records.answered_x)}.")
-    if not len(records.labels):
-        raise ValueError(
-            "No query was answered, so there is nothing to learn from; lower the confidence check's threshold "
-            "(aggregator.mechanism.threshold), raise aggregator.gate.max_disparity, or submit more queries."
-        )
-    if records.labels.ndim == 2 and records.labels.shape[1] != num_classes:
-        raise ValueError(f"Expected probabilities of {num_classes} classes as labels, got {records.labels.shape[1]}.")
     if config.method == "fixmatch" and records.answered_x.ndim != 4:
         raise ValueError("student.method: fixmatch changes images; use pseudo_label for a table.")
     x, targets, unlabelled_x = records.answered_x, records.labels, records.unlabelled_x

@@ -401,12 +401,7 @@ def train_teachers(
     stay finite gets its initial weights, and ``on_diverged`` is called with its number. ValueError for a shard with
     more than the specification's ``max_shard_size`` records.
     """
-    indices = list(range(len(shards))) if teacher_indices is None else list(teacher_indices)
-    if len(indices) != len(shards) or not shards:
-        raise ValueError(
-            f"Expected one teacher index per shard, and at least one shard; got {len(indices)} indices and "
-            f"{len(shards)} shards; give as many of both."
-        )
+    indices = range(len(shards)) if teacher_indices is None else teacher_indices
     if spec.max_shard_size is not None and any(len(shard.y) > spec.max_shard_size for shard in shards):
         raise ValueError(
             f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim the shards first."

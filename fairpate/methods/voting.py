@@ -297,13 +297,6 @@ class ReleasedLabels(Trained):
     noise_stddev_votes: float
     table_KC: IntArray | None = None
 
-    def noisy_counts(self, num_classes: int) -> NoisyCounts:
-        """Return the released counts, or labels as counts, for the rule that is fitted to all of them."""
-        labelled = self.labelled
-        if labelled.counts is None:
-            return NoisyCounts.of_labels(labelled.labels, labelled.record_ids, num_classes=num_classes)
-        return noisy_counts_of(labelled, self.noise_stddev_votes, self.num_voters)
-
 
 def noisy_counts_of(labelled: LabelledSet, noise_stddev_votes: float, num_voters: int) -> NoisyCounts:
     """Return the counts that were released with the labels ``labelled``."""
@@ -690,9 +683,12 @@ class VotingMethod(Method):
         return self.taught(training, labels, labels.labelled)
 
     def answers_to_fit(self, dataset: Dataset, labels: ReleasedLabels) -> NoisyCounts:
-        """Return the released answers as noisy counts, to which a rule is fitted; NoLabelsError if there is none."""
-        require_labels(self, labels.labelled)
-        return labels.noisy_counts(dataset.num_classes)
+        """Return the released counts, or labels as counts, to which a rule is fitted. NoLabelsError without labels."""
+        labelled = labels.labelled
+        require_labels(self, labelled)
+        if labelled.counts is None:
+            return NoisyCounts.of_labels(labelled.labels, labelled.record_ids, num_classes=dataset.num_classes)
+        return noisy_counts_of(labelled, labels.noise_stddev_votes, labels.num_voters)
 
     def taught(self, training: Training, labels: ReleasedLabels, kept: LabelledSet, **options: Any) -> Trained:
         """Train a student on ``kept``, all or some of the released ``labels``, and return ``labels`` with this student.
