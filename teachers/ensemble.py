@@ -107,22 +107,17 @@ class BlockPool:
         shared: Any,
         items: Iterable[Any],
         *,
-        sizes: Sequence[int] = (),
-        on_progress: Advance | None = None,
+        on_done: Callable[[int], None] = lambda _: None,
     ) -> Counts:
         """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
 
-        ``on_progress(done, total)`` is called after each item; ``done`` adds up the ``sizes`` of the finished items.
-        ValueError without items.
+        ``on_done(position)`` is called after each item. ValueError without items.
         """
         total: Counts | None = None
-        done = 0
         for position, counts in self.run(function, shared, items):
             # Not in place, because arrays from Ray's store are read-only.
             total = counts if total is None else total + counts
-            if on_progress is not None:
-                done += sizes[position]
-                on_progress(done, sum(sizes))
+            on_done(position)
         if total is None:
             raise ValueError("Expected at least one item in items, got none; give those whose results are added up.")
         return total
@@ -494,7 +489,7 @@ def train_ensemble(
 
 
 def collect_votes(
-    ensemble: Ensemble, queries_x: Tensor, *, pool: BlockPool | None = None, on_progress: Advance | None = None
+    ensemble: Ensemble, queries_x: Tensor, *, pool: BlockPool | None = None, on_progress: Advance = lambda *_: None
 ) -> IntArray:
     """Return ``votes_QC``, the number of teachers that predict each class for each query. Private: not to be published.
 
@@ -504,17 +499,16 @@ def collect_votes(
     # Counts travel in the smallest type that holds all teachers.
     count_type = np.min_scalar_type(ensemble.num_teachers).name
     task = CountTask(spec=ensemble.spec, queries=queries_x.numpy(), count_type=count_type)
-    sizes = [len(block.teacher_indices) for block in ensemble.blocks]
     num_done = 0
 
-    def advance(done: int, total: int) -> None:
+    def advance(position: int) -> None:
         nonlocal num_done
-        count("votes_collected", (done - num_done) * len(queries_x))
-        num_done = done
-        if on_progress is not None:
-            on_progress(done, total)
+        size = len(ensemble.blocks[position].teacher_indices)
+        count("votes_collected", size * len(queries_x))
+        num_done += size
+        on_progress(num_done, ensemble.num_teachers)
 
-    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources, sizes=sizes, on_progress=advance)
+    counts = (pool or BlockPool()).sum(count_block, task, ensemble.sources, on_done=advance)
     return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
 
 

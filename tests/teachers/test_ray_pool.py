@@ -154,7 +154,7 @@ def test_a_sum_is_the_same_in_whatever_order_ray_tells(two_actors: RayPool, monk
 
     monkeypatch.setattr(two_actors, "_wait_for_one", newest)
     done: list[int] = []
-    total = two_actors.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), **told(done, 12))
+    total = two_actors.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 13), **told(done))
     added = np.diff([0, *done]).tolist()
     assert added != sorted(added)
     assert (total.tolist(), done[-1]) == ([78, 78, 78], 2**12 - 1)
@@ -167,7 +167,7 @@ def test_what_is_added_up_is_the_sum_whoever_counted_it(two_actors: RayPool) -> 
 
     for num_values in (10, 100_000):  # totals in the driver's memory, and in the object store
         done: list[int] = []
-        total = two_actors.sum(counts, num_values, range(20), **told(done, 20))
+        total = two_actors.sum(counts, num_values, range(20), **told(done))
         assert (len(done), done[-1], total.dtype) == (20, 2**20 - 1, np.uint16)
         np.testing.assert_array_equal(total, np.full(num_values, 190))
         np.testing.assert_array_equal(BlockPool().sum(counts, num_values, range(20)), total)
@@ -175,9 +175,9 @@ def test_what_is_added_up_is_the_sum_whoever_counted_it(two_actors: RayPool) -> 
         two_actors.sum(counts, 1, [])
 
 
-def told(done: list[int], count: int) -> dict[str, Any]:
-    """Progress whose last number shows that each of ``count`` items was counted, and once."""
-    return {"sizes": [2**number for number in range(count)], "on_progress": lambda counted, _: done.append(counted)}
+def told(done: list[int]) -> dict[str, Any]:
+    """Progress whose last number shows that each item was counted, and once."""
+    return {"on_done": lambda position: done.append((done[-1] if done else 0) + 2**position)}
 
 
 class LosingPool(RayPool):
@@ -200,7 +200,7 @@ def test_what_a_lost_actor_had_added_is_counted_again_and_once(ray_session: None
         for num_told in (2, 6):  # on its way, and all added up
             pool.num_told = num_told
             done: list[int] = []
-            total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 7), **told(done, 6))
+            total = pool.sum(lambda _, item, __: np.full(3, item, dtype=np.uint16), None, range(1, 7), **told(done))
             assert (total.tolist(), done[-1]) == ([21, 21, 21], 2**6 - 1)
 
 
@@ -209,7 +209,7 @@ def test_a_sum_that_was_interrupted_leaves_nothing_to_the_next(two_actors: RayPo
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), sizes=[1] * 3, on_progress=interrupt)
+        two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3), on_done=interrupt)
     total = two_actors.sum(lambda *_: np.ones(2, dtype=np.uint16), None, range(3))
     assert total.tolist() == [3, 3]
 
