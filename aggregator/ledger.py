@@ -180,8 +180,7 @@ class LedgerTerms:
         mechanism = {"name": self.mechanism.name, "parameters": asdict(self.mechanism)}
         values = asdict(self) | {"mechanism": mechanism, "beside": [event_json(event) for event in self.beside]}
         # Through JSON, as stored terms go: a tuple becomes a list.
-        found: dict[str, Any] = json.loads(json.dumps(values))
-        return found
+        return json.loads(json.dumps(values))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LedgerTerms:
@@ -550,15 +549,9 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
         stored, since it must not be drawn again, and for a key with white space, which separates keys in an entry.
         LedgerError if the charge cannot be written: then no noise may be drawn.
         """
-        # Open reservations do not count: a query that a crash left without an outcome is asked, and charged, again.
-        if not self.outcome_of.keys().isdisjoint(keys):
-            raise ValueError("One of these queries has an outcome already; return the stored outcome instead.")
-        asked, words = self._asked(keys, askers)
+        entry, first = self._asked(keys, groups, askers), len(self.keys)
         # Counts as base64 of little-endian 32-bit integers, query by query.
-        votes = base64.b64encode(votes_QC.astype("<i4").tobytes()).decode("ascii")
-        # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
-        entry = {"asked": asked, "at": round(time.time(), 3), "groups": groups, "keys": words, "votes": votes}
-        first = len(self.keys)
+        entry["votes"] = base64.b64encode(votes_QC.astype("<i4").tobytes()).decode("ascii")
         # The hold comes first: a crash in between counts too many, never too few.
         if self.hold is not None:
             self.hold(first + len(keys))
@@ -602,18 +595,16 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
 
         The outcomes must follow from released values alone. ValueError for a key whose outcome is stored already.
         """
-        if not self.outcome_of.keys().isdisjoint(keys):
-            raise ValueError("One of these queries has an outcome already; return the stored outcome instead.")
-        asked, words = self._asked(keys, askers)
-        outcome_words = [_outcome_word(settled) for settled in outcomes]
-        at_s = round(time.time(), 3)
-        entry = {"asked": asked, "at": at_s, "groups": groups, "keys": words, "outcomes": outcome_words}
+        entry = self._asked(keys, groups, askers)
+        entry["outcomes"] = [_outcome_word(settled) for settled in outcomes]
         self._append("free", entry)
 
-    @staticmethod
-    def _asked(keys: Sequence[str], askers: Sequence[Asker]) -> tuple[list[tuple[str, str, int]], str]:
-        """Return who submitted the queries ``keys``, and the keys in one text, as entries store them. ValueError for a
-        key with white space."""
+    def _asked(self, keys: Sequence[str], groups: Sequence[int], askers: Sequence[Asker]) -> dict[str, Any]:
+        """Return the part of an entry that says which new queries were submitted, by whom and when. ValueError for a
+        key that has an outcome already, and for one with white space."""
+        # Open reservations do not count: a query that a crash left without an outcome is asked, and charged, again.
+        if not self.outcome_of.keys().isdisjoint(keys):
+            raise ValueError("One of these queries has an outcome already; return the stored outcome instead.")
         # Consecutive queries of one request are one item: a request of a thousand queries does not repeat its caller.
         asked = [(*asker, len(list(equal))) for asker, equal in groupby(askers or [NOBODY] * len(keys))]
         words = " ".join(keys)
@@ -622,7 +613,8 @@ class Ledger(LedgerState, AbstractContextManager["Ledger"]):
             raise ValueError(
                 "Expected keys of queries that are not empty and have no white space; give hashes of their content."
             )
-        return asked, words
+        # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
+        return {"asked": asked, "at": round(time.time(), 3), "groups": groups, "keys": words}
 
     def _append(self, kind: store.EntryKind, payload: dict[str, Any]) -> None:
         """Store an entry, then add it to the ledger's state in memory. LedgerError if the entry cannot be stored; then
