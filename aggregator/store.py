@@ -631,23 +631,6 @@ class FileAnchor:
 
         StoreError if that fails, or if the anchor has a later entry or another entry with this number.
         """
-        with self._locked() as (descriptor, noted):
-            if noted.number > head.number or (noted.number == head.number and noted != head):
-                raise StoreError(
-                    f"{self.path}: another writer noted entry {noted.number} in this anchor, while this one writes "
-                    f"entry {head.number}; stop one of the two"
-                )
-            # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
-            _write_head(descriptor, head)
-            os.fdatasync(descriptor)
-
-    def close(self) -> None:
-        """Do nothing: an anchor keeps no file open."""
-
-    @contextmanager
-    def _locked(self) -> Iterator[tuple[int, Head]]:
-        """Context manager: open the anchor's file for writing and lock it inside the block; yield the file's descriptor
-        and the entry that the file notes."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
         try:
@@ -667,6 +650,16 @@ class FileAnchor:
                 noted = noted_head(Path(self.path), descriptor)
             except LedgerError as error:
                 raise StoreError(str(error)) from error
-            yield descriptor, noted
+            if noted.number > head.number or (noted.number == head.number and noted != head):
+                raise StoreError(
+                    f"{self.path}: another writer noted entry {noted.number} in this anchor, while this one writes "
+                    f"entry {head.number}; stop one of the two"
+                )
+            # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
+            _write_head(descriptor, head)
+            os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
+
+    def close(self) -> None:
+        """Do nothing: an anchor keeps no file open."""
