@@ -294,9 +294,8 @@ class NoiseSeen:
             return cls(
                 what="answers", num=0, value=0.0, expected=0.0, stddev=0.0, expected_of_less=0.0, stddev_of_less=0.0
             )
-        spreads = (math.sqrt(float((each * (1 - each)).sum())) / num for each in (chance, less))
+        stddev, of_less = (math.sqrt(float((each * (1 - each)).sum())) / num for each in (chance, less))
         expected: dict[str, float] = {"expected": float(chance.mean()), "expected_of_less": float(less.mean())}
-        stddev, of_less = spreads
         return cls(
             what="answers", num=num, value=float(differs.mean()), stddev=stddev, stddev_of_less=of_less, **expected
         )
@@ -305,19 +304,15 @@ class NoiseSeen:
     def of_samples(cls, num_in: int, num: int, *, rate: float) -> NoiseSeen:
         """Return what ``num`` random samples show, of which ``num_in`` hold an included canary, where ``rate`` of them
         should."""
-        chances = (rate, min(2 * rate, 1.0))
-        spreads = (math.sqrt(each * (1 - each) / max(num, 1)) for each in chances)
-        value = 1 - num_in / num if num else 0.0
-        out, of_twice = (1 - each for each in chances)
-        stddev, of_less = spreads
+        twice = min(2 * rate, 1.0)
         return cls(
             what="samples",
             num=num,
-            value=value,
-            expected=out,
-            stddev=stddev,
-            expected_of_less=of_twice,
-            stddev_of_less=of_less,
+            value=1 - num_in / num if num else 0.0,
+            expected=1 - rate,
+            stddev=math.sqrt(rate * (1 - rate) / max(num, 1)),
+            expected_of_less=1 - twice,
+            stddev_of_less=math.sqrt(twice * (1 - twice) / max(num, 1)),
         )
 
     @classmethod
@@ -326,35 +321,27 @@ class NoiseSeen:
         num = sum(each.num for each in parts)
         if not num:
             return parts[0]
-        weights = [each.num / max(num, 1) for each in parts]
 
-        def mean(name: str) -> float:
-            return sum(weight * getattr(each, name) for weight, each in zip(weights, parts, strict=True))
+        def weighted(name: str) -> list[float]:
+            return [each.num / num * getattr(each, name) for each in parts]
 
-        def spread(name: str) -> float:
-            return math.hypot(*(weight * getattr(each, name) for weight, each in zip(weights, parts, strict=True)))
-
-        means = {name: mean(name) for name in ("value", "expected", "expected_of_less")}
-        return cls(
-            what=parts[0].what, num=num, **means, **{name: spread(name) for name in ("stddev", "stddev_of_less")}
-        )
+        means = {name: sum(weighted(name)) for name in ("value", "expected", "expected_of_less")}
+        spreads = {name: math.hypot(*weighted(name)) for name in ("stddev", "stddev_of_less")}
+        return cls(what=parts[0].what, num=num, **means, **spreads)
 
     def limit(self, confidence: float) -> float:
         """Return the value below which there is less noise than claimed, at this confidence."""
         if not self.num:
             return 0.0
         if self.what == "noise":
-            return (1 - _LEAST_MISSING) * self.expected * self._squares(self.stddev / self.expected, 1 - confidence)
+            # A mean of squares with this relative deviation is near a chi-squared variable over its degrees of
+            # freedom; for noise with heavier tails its lower tail is lighter.
+            degrees = 2 / (self.stddev / self.expected) ** 2 if self.stddev else 0.0
+            least = float(scipy.special.chdtri(degrees, confidence)) / degrees if degrees else 0.0
+            return (1 - _LEAST_MISSING) * self.expected * least
         # Two-sided: half of the level for either side.
         level = (1 - confidence) / (2 if self.what == "answers" else 1)
         return self.expected - _quantile(1 - level) * self.stddev
-
-    @staticmethod
-    def _squares(spread: float, level: float) -> float:
-        # A mean of squares with this relative deviation is near a chi-squared variable over its degrees of freedom;
-        # for noise with heavier tails its lower tail is lighter.
-        degrees = 2 / spread**2 if spread else 0.0
-        return float(scipy.special.chdtri(degrees, 1 - level)) / degrees if degrees else 0.0
 
     def is_off(self, confidence: float) -> bool:
         """Return whether there is less noise than claimed, at this confidence. Answers may also differ too often: then
@@ -559,8 +546,7 @@ def _at_distances(values_RP: FloatArray) -> FloatArray:
     """Return the sum of the products of all numbers of a row that are 1, 2, ... places apart, over all rows."""
     size = values_RP.shape[1]
     spectrum = np.abs(np.fft.rfft(values_RP, 2 * size, axis=1)) ** 2
-    found: FloatArray = np.rint(np.fft.irfft(spectrum.sum(axis=0), 2 * size))[1:size]
-    return found
+    return np.rint(np.fft.irfft(spectrum.sum(axis=0), 2 * size))[1:size]
 
 
 def grid_test(divisor: int, num: int) -> NoiseTest:
