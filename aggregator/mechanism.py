@@ -399,8 +399,7 @@ def chance_to_win(scores_QC: npt.ArrayLike, class_Q: IntArray, *, noise_stddev_v
     log_wins_QCK = scipy.special.log_ndtr(lead_QC[:, :, None] + _NODES_K)
     # The class is not compared with itself.
     log_wins_QCK[rows, class_Q] = 0.0
-    chance_Q: FloatArray = np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
-    return chance_Q
+    return np.exp(log_wins_QCK.sum(axis=1)) @ _WEIGHTS_K
 
 
 def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes: float) -> FloatArray:

@@ -479,7 +479,6 @@ def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) ->
 
     ``contrast_GB`` is the matrix that :func:`contrast` returns for the batch's groups, at least two.
     """
-    gradient_BC: Tensor
     mass_BC = (logits_BC / config.temperature).softmax(dim=1)
     gaps_GC = contrast_GB @ mass_BC
     if config.maximum == "hardmax":
@@ -493,8 +492,7 @@ def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) ->
     # The derivative of sum softmax(gap / T) gap, the weights' own included.
     slope_GC = share_GC * (1 + (gaps_GC - (share_GC * gaps_GC).sum()) / config.max_temperature)
     slope_BC = contrast_GB.mT @ slope_GC
-    gradient_BC = (slope_BC - (slope_BC * mass_BC).sum(dim=1, keepdim=True)) * mass_BC / config.temperature
-    return gradient_BC
+    return (slope_BC - (slope_BC * mass_BC).sum(dim=1, keepdim=True)) * mass_BC / config.temperature
 
 
 def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
