@@ -57,9 +57,7 @@ class DemographicParityGate:
         self._group_sizes = [sum(row) for row in self._rows]
         self._label_sizes = [sum(column) for column in zip(*self._rows, strict=True)]
         self._total = sum(self._group_sizes)
-        self._margin: tuple[int, int] | None = None
-        if not math.isinf(rule.max_disparity):
-            self._margin = as_decimal(rule.max_disparity).as_integer_ratio()
+        self._margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity).as_integer_ratio()
 
     @property
     def counts_GC(self) -> IntArray:
@@ -92,10 +90,8 @@ class DemographicParityGate:
         if rule.cold_start not in ("group", "cell"):
             answers = min(self._group_sizes)
         # Without another group's answers a gap is undefined; refusing then would leave every group waiting for another.
-        if rest == 0 or answers < rule.min_count:
+        if self._margin is None or rest == 0 or answers < rule.min_count:
             accepted = True
-        elif self._margin is None:
-            accepted = rule.max_disparity > 0
         else:
             is_below = partial(_is_below, self._margin, hits + 1, size + 1)
             if rule.gap == "one_vs_rest":
@@ -161,13 +157,14 @@ def filter_streams(
     """Return :func:`filter_stream` of R streams of N labels at once, shape (R, N), for bootstraps with thousands of
     streams."""
     num_streams, length = labels_RN.shape
-    margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
     # An infinite margin refuses nothing.
-    if margin is None and rule.max_disparity > 0:
+    if math.isinf(rule.max_disparity):
         return np.ones((num_streams, length), dtype=np.bool_)
+    margin = as_decimal(rule.max_disparity).as_integer_ratio()
+    is_below = partial(_is_below, margin)
     rows_R, accepted_NR = np.arange(num_streams), np.zeros((length, num_streams), dtype=np.bool_)
     # The left side bounds every product in `_is_below`: what int64 does not hold, Python's integers do.
-    is_large = margin is not None and (length + 1) ** 2 * max(margin.as_integer_ratio()) >= _LARGEST
+    is_large = (length + 1) ** 2 * max(margin) >= _LARGEST
     counts_RGC = np.zeros((num_streams, num_groups, num_classes), dtype=object if is_large else np.int64)
     # Sums are kept and not added up again: a step reads a few numbers of each stream.
     sizes_RG, labels_RC, total_R = counts_RGC.sum(axis=2), counts_RGC.sum(axis=1), counts_RGC.sum(axis=(1, 2))
@@ -179,18 +176,16 @@ def filter_streams(
         answers_R = sizes_RG.min(axis=1) if answers_R is None else answers_R
         # No other group has an answer, or cold start: accepted at any gap.
         accepted_R = (total_R == size_R) | (answers_R < rule.min_count)
-        if margin is not None:
-            is_below = partial(_is_below, margin.as_integer_ratio())
-            offered_R, in_group_R = hits_R + 1, size_R + 1
-            if rule.gap == "one_vs_rest":
-                accepted_R |= is_below(offered_R, in_group_R, all_hits_R - hits_R, total_R - size_R)
-            elif rule.gap == "overall":
-                accepted_R |= is_below(offered_R, in_group_R, all_hits_R + 1, total_R + 1)
-            else:
-                of_label_RG = counts_RGC[rows_R, :, label_R]
-                below_RG = is_below(offered_R[:, None], in_group_R[:, None], of_label_RG, sizes_RG)
-                own_RG = np.arange(num_groups) == group_R[:, None]
-                accepted_R |= (below_RG | own_RG | (sizes_RG == 0)).all(axis=1)
+        offered_R, in_group_R = hits_R + 1, size_R + 1
+        if rule.gap == "one_vs_rest":
+            accepted_R |= is_below(offered_R, in_group_R, all_hits_R - hits_R, total_R - size_R)
+        elif rule.gap == "overall":
+            accepted_R |= is_below(offered_R, in_group_R, all_hits_R + 1, total_R + 1)
+        else:
+            of_label_RG = counts_RGC[rows_R, :, label_R]
+            below_RG = is_below(offered_R[:, None], in_group_R[:, None], of_label_RG, sizes_RG)
+            own_RG = np.arange(num_groups) == group_R[:, None]
+            accepted_R |= (below_RG | own_RG | (sizes_RG == 0)).all(axis=1)
         # A refused label adds 0; each stream has one label a step, so that no place occurs twice.
         counts_RGC[rows_R, group_R, label_R] = hits_R + accepted_R
         sizes_RG[rows_R, group_R] = size_R + accepted_R
