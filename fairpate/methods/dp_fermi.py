@@ -131,11 +131,7 @@ class MatrixGame:
         self, shares_EG: npt.ArrayLike, *, num_classes: int, weight: float, radius: float | None = None
     ) -> None:
         shares = np.asarray(shares_EG, dtype=np.float64)
-        if shares.ndim != 2 or not (shares > 0).all():
-            raise ValueError(f"Expected positive shares by event and group in shares_EG, got {shares.tolist()}.")
         radius = 1.5 * math.sqrt(num_classes) if radius is None else radius
-        if not weight >= 0 or not radius > 0:
-            raise ValueError(f"Expected weight >= 0 and radius > 0, got {weight} and {radius}.")
         self.weight, self.radius, self.num_classes = weight, radius, num_classes
         self._scale_EG1 = 2 / np.sqrt(shares)[:, :, None]
         # A record's gradient is scale F in its row less 2 W F in all: |F| <= 1, and |W| <= radius.

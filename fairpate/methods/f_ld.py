@@ -248,13 +248,10 @@ class Ascent:
         self.multipliers_UGK = torch.zeros(parity.shape, dtype=torch.float64)
         size = self.multipliers_UGK.numel() * (2 if self._two_sided else 1)
         # A cap of 0 leaves all multipliers at 0.
-        cap = config.max_multiplier
-        self._ascent = DualAscent(size, learning_rate=config.dual_step, cap=cap) if cap else None
+        self._ascent = DualAscent(size, learning_rate=config.dual_step, cap=config.max_multiplier)
 
     def step(self, violations_UGK: Tensor) -> None:
         """Update the Lagrange multipliers by the signed violations (U, G, K) of their constraints."""
-        if self._ascent is None:
-            return
         violation_J = violations_UGK.flatten().numpy()
         if self._two_sided:
             # One multiplier for each direction; their difference has the sign of the violation.

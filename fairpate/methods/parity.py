@@ -300,10 +300,7 @@ class ValueAlong:
 
 
 def project(values_J: npt.ArrayLike, *, cap: float = math.inf) -> FloatArray:
-    """Return ``values_J`` with every entry clipped to [0, ``cap``]. ValueError for infinite or NaN values, and unless
-    ``cap`` > 0."""
-    if not cap > 0:
-        raise ValueError(f"Expected cap > 0, got {cap}.")
+    """Return ``values_J`` with every entry clipped to [0, ``cap``]. ValueError for infinite or NaN values."""
     positive_J: FloatArray = np.maximum(np.asarray(values_J, dtype=np.float64), 0.0)
     # One product checks all entries; it overflows from 1e154 on, where multipliers mean nothing any more.
     if not math.isfinite(positive_J.dot(positive_J)):
@@ -315,11 +312,8 @@ class DualAscent:
     """Lagrange multipliers (J,) that start at 0 and rise where a constraint is violated."""
 
     def __init__(self, num_multipliers: int, *, learning_rate: float, cap: float = math.inf) -> None:
-        if not 0 <= learning_rate < math.inf:
-            raise ValueError(f"Expected a dual learning rate >= 0 and finite, got {learning_rate}.")
         self._learning_rate, self._cap = learning_rate, cap
-        # Projected for its check of the cap.
-        self.multipliers_J = project(np.zeros(num_multipliers), cap=cap)
+        self.multipliers_J = np.zeros(num_multipliers)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
         """Add the learning rate times ``violations_J`` to the multipliers, project them onto [0, cap], and return them,

@@ -224,13 +224,11 @@ class Pricer:
     probabilities by cell and class.
 
     A price is the derivative of the Lagrangian with respect to one entry of the histogram. Unions have at least
-    the size ``size_floor``, as noise can make a size negative, and terms ``of_all`` are divided by the constant
-    ``num_records``. ValueError unless both are positive.
+    the size ``size_floor`` > 0, as noise can make a size negative, and terms ``of_all`` are divided by the constant
+    ``num_records``.
     """
 
     def __init__(self, constraints: RateConstraints, *, size_floor: float, num_records: float) -> None:
-        if not (size_floor > 0 and num_records > 0):
-            raise ValueError(f"Expected size_floor > 0 and num_records > 0, got {size_floor} and {num_records}.")
         self._members_UQ, of_all_U, weights_JUC = constraints.unions
         of_all_U1, num_classes = of_all_U[:, None], constraints.num_classes
         self._weights = weights_JUC.reshape(len(constraints.constraints), -1)
@@ -466,10 +464,7 @@ class PricedLoss:
         self.prices_QC: FloatArray | None = None
 
     def targets(self, labels_N: Tensor, cells_N: Tensor) -> Tensor:
-        """Return the cell and the label of every record, encoded as one number, shape (N,). ValueError for lengths that
-        differ."""
-        if len(labels_N) != len(cells_N):
-            raise ValueError(f"Expected one cell per label, got {len(cells_N)} cells and {len(labels_N)} labels.")
+        """Return the cell and the label of every record, encoded as one number, shape (N,)."""
         return cells_N * self._num_classes + labels_N
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:

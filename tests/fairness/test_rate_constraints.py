@@ -220,13 +220,6 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         PARTITION.cell(group=2)
 
 
-@pytest.mark.parametrize(("floor", "num_records"), [(0.0, 10.0), (-1.0, 10.0), (1.0, 0.0), (float("nan"), 10.0)])
-def test_a_missing_floor_is_refused(floor: float, num_records: float) -> None:
-    constraints = named_constraints("demographic_parity", num_groups=2, num_classes=2, bound=0.1)
-    with pytest.raises(ValueError, match="size_floor > 0 and num_records > 0"):
-        Pricer(constraints, size_floor=floor, num_records=num_records)
-
-
 def test_only_parts_over_the_same_labels_groups_and_classes_combine() -> None:
     two = named_constraints("demographic_parity", num_groups=2, num_classes=2, bound=0.1)
     with pytest.raises(ValueError, match=r"same number of groups, got \[2, 3\]"):
