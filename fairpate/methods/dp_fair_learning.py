@@ -714,30 +714,26 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
         pairs = list(enumerate(labels))
     else:
         pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]
-    # The rates as linear functions of the mixing, and the slack of each group.
-    parity_KGCC = np.zeros((len(pairs), num_groups, num_classes, num_classes))
-    slack_KG = np.zeros((len(pairs), num_groups))
-    # A union bound over all noisy counts.
-    logarithm = math.log(num_groups * num_labels * num_classes / config.failure_probability)
-    for row, (event, label) in enumerate(pairs):
-        parity_KGCC[row, :, :, label] = events_GEC[:, event] / cells_GE[:, event, None]
-        if config.slack:
-            # The paper's bound on both rates' errors with probability 1 - beta; every cell that is merged brings its
-            # own noise.
-            smaller_G = np.minimum(cells_GE[:, event], cells_GE[reference, event])
-            slack_KG[row] = 4 * (num_classes - 1) * merged * logarithm / (smaller_G * epsilon)
     # Of the released total: where whole records are protected, their number is private.
     share_GYC = counts_GYC / counts_GYC.sum()
     # The error of predicting k where Yhat says j, (G, j, k).
     wrong_GCC = share_GYC.sum(axis=1)[:, :, None] - share_GYC.transpose(0, 2, 1)
-    rows, bounds = [], []
-    for row_GCC, bound_G in zip(parity_KGCC, slack_KG + config.max_gap, strict=True):
+    # A union bound over all noisy counts.
+    logarithm = math.log(num_groups * num_labels * num_classes / config.failure_probability)
+    rows, bounds, slacks = [], [], []
+    for event, label in pairs:
+        # The groups' rates are linear functions of the mixing.
+        rates_GC = events_GEC[:, event] / cells_GE[:, event, None]
         for group in (group for group in range(num_groups) if group != reference):
-            difference_GCC = np.zeros_like(row_GCC)
-            difference_GCC[group], difference_GCC[reference] = row_GCC[group], -row_GCC[reference]
+            # The paper's bound on both rates' errors with probability 1 - beta; every cell that is merged brings its
+            # own noise.
+            smaller = min(cells_GE[group, event], cells_GE[reference, event])
+            slacks.append(4 * (num_classes - 1) * merged * logarithm / (smaller * epsilon) if config.slack else 0.0)
+            difference_GCC = np.zeros_like(wrong_GCC)
+            difference_GCC[group, :, label], difference_GCC[reference, :, label] = rates_GC[group], -rates_GC[reference]
             # Both signs, because a linear programme has no absolute value.
             rows += [difference_GCC.ravel(), -difference_GCC.ravel()]
-            bounds += [bound_G[group]] * 2
+            bounds += [slacks[-1] + config.max_gap] * 2
     # What a member of a group with one prediction gets is a distribution: it sums to 1.
     total = np.kron(np.eye(num_groups * num_classes), np.ones(num_classes))
     ones = np.ones(num_groups * num_classes)
@@ -752,7 +748,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     mixing_GCC = np.clip(found.x.reshape(wrong_GCC.shape), 0.0, 1.0)
     # The solver keeps bounds and sums up to a tolerance.
     mixing_GCC = mixing_GCC / mixing_GCC.sum(axis=2, keepdims=True)
-    return Mixing(mixing_GCC=mixing_GCC, error=float(found.fun), max_slack=float(slack_KG.max()))
+    return Mixing(mixing_GCC=mixing_GCC, error=float(found.fun), max_slack=float(max(slacks)))
 
 
 class Postprocessing(DpSgdFamily):
