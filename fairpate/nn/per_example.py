@@ -179,15 +179,20 @@ class _Convolution(_Formed):
         return self._squared_norms * int(self._layer.weight.requires_grad) + self._bias.squared_norms()
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        outputs, inputs, height, width = self._layer.weight.shape
-        total = (weights_B @ self._weight).reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)
+        total = _as_weights(self._layer, weights_B @ self._weight)
         weight: WeightedSums = [(self._layer.weight, total)] if self._layer.weight.requires_grad else []
         return weight + self._bias.weighted_sums(weights_B)
 
     def per_record(self) -> WeightedSums:
-        outputs, inputs, height, width = self._layer.weight.shape
-        weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
+        weight = _as_weights(self._layer, self._weight).flatten(1)
         return [*_Formed((self._layer.weight, weight)).per_record(), *self._bias.per_record()]
+
+
+def _as_weights(convolution: nn.Conv2d, values: Tensor) -> Tensor:
+    """Return ``values`` (..., P), in the order of :class:`_Convolution`, in the shape of the weights: (..., output
+    channels, input channels, height, width)."""
+    outputs, inputs, height, width = convolution.weight.shape
+    return values.unflatten(-1, (outputs, height, width, inputs)).movedim(-1, -3)
 
 
 def _patches(convolution: Any, layer_input: Tensor, *, positions_come_last: bool = False) -> Tensor:
@@ -238,11 +243,10 @@ class _ConvolutionByPositions:
 
     @torch.no_grad()
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        outputs, inputs, height, width = self._layer.weight.shape
         weighted = self._gradient_BGTO * weights_B.view(-1, 1, 1, 1)
         # One product for each group, over all positions of all records.
         total = weighted.transpose(0, 1).flatten(1, 2).mT @ self._patches_BGTI.transpose(0, 1).flatten(1, 2)
-        total = total.reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)
+        total = _as_weights(self._layer, total.flatten())
         weight: WeightedSums = [(self._layer.weight, total)] if self._layer.weight.requires_grad else []
         return weight + self._bias.weighted_sums(weights_B)
 
