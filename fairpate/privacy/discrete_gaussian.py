@@ -177,40 +177,39 @@ def bernoulli_exp(numerator: int, denominator: int, source: NoiseSource) -> bool
         numerator -= denominator
 
 
-def discrete_gaussian(stddev: float, word: int, source: NoiseSource) -> int:
-    """Return one exact sample of N_Z(0, stddev^2), decided by a uniform 64-bit word; ``stddev`` 0 gives 0.
+def discrete_gaussians(stddev: float, words: WordArray, source: NoiseSource) -> IntArray:
+    """Return one exact sample of N_Z(0, stddev^2) for each of the uniform 64-bit ``words``, in their shape; ``stddev``
+    0 gives 0.
 
-    If the word does not decide the sample (less than once in 2^40 words), ``source`` draws further digits. If
-    ``stddev`` is so large that a table of the distribution function would be too long, ``source`` draws the sample and
-    the word is not used. ValueError for a negative, infinite or undefined ``stddev``.
+    If a word does not decide its sample (less than once in 2^40 words), ``source`` draws further digits. If ``stddev``
+    is so large that a table of the distribution function would be too long, ``source`` draws the samples and the words
+    are not used. ValueError for a negative, infinite or undefined ``stddev``.
     """
     if stddev == 0:
-        return 0
+        return np.zeros(words.shape, dtype=np.int64)
     if stddev > _WIDEST_TABLE:
-        return sample_discrete_gaussian(stddev, source)
-    least, cuts, _ = _word_cuts(stddev)
-    below, digits, num_digits = bisect.bisect_right(cuts, word), word, 64
-    # Equal digits leave open on which side of the cut the number lies.
-    while cuts[below - 1] == digits:
-        digits, num_digits = (digits << 64) | source.randbelow(2**64), num_digits + 64
-        least, cuts = exact_cuts(stddev, num_digits)
-        below = bisect.bisect_right(cuts, digits)
-    return least + below
-
-
-def discrete_gaussians(stddev: float, words: WordArray, source: NoiseSource) -> IntArray:
-    """Return :func:`discrete_gaussian` of every word, in the shape of ``words``."""
-    if stddev == 0 or stddev > _WIDEST_TABLE:
         source = buffered(source)
-        draws = [discrete_gaussian(stddev, word, source) for word in words.ravel().tolist()]
+        draws = [sample_discrete_gaussian(stddev, source) for _ in range(words.size)]
         return np.array(draws, dtype=np.int64).reshape(words.shape)
-    least, _, cuts = _word_cuts(stddev)
+    least, cuts = _word_cuts(stddev)
     last_below = cuts.searchsorted(words, side="right") - 1  # the first cut is 0
     drawn: IntArray = last_below + (least + 1)
     undecided = cuts.take(last_below) == words
     if undecided.any():
-        drawn[undecided] = [discrete_gaussian(stddev, word, source) for word in words[undecided].tolist()]
+        drawn[undecided] = [_decided(stddev, word, source) for word in words[undecided].tolist()]
     return drawn
+
+
+def _decided(stddev: float, digits: int, source: NoiseSource) -> int:
+    """Return the sample of a word that equals the ``digits`` of a cut, which leaves open on which side of the cut the
+    uniform number lies: ``source`` draws further digits until they differ."""
+    num_digits = 64
+    while True:
+        digits, num_digits = (digits << 64) | source.randbelow(2**64), num_digits + 64
+        least, cuts = exact_cuts(stddev, num_digits)
+        below = bisect.bisect_right(cuts, digits)
+        if cuts[below - 1] != digits:
+            return least + below
 
 
 # The widest noise drawn from a table, which then has about a hundred thousand exact cuts.
@@ -218,15 +217,15 @@ _WIDEST_TABLE = 2.0**12
 
 
 @lru_cache(maxsize=64)
-def _word_cuts(stddev: float) -> tuple[int, list[int], WordArray]:
-    """Return the 64-digit :func:`exact_cuts` of the distribution function: the least integer x, and the cuts as a list
-    and as a read-only array."""
+def _word_cuts(stddev: float) -> tuple[int, WordArray]:
+    """Return the 64-digit :func:`exact_cuts` of the distribution function: the least integer x, and the cuts as a
+    read-only array."""
     require_positive("stddev", stddev)
     least, cuts = exact_cuts(stddev, 64)
     table = np.array(cuts, dtype=np.uint64)
     # Cached, so every caller gets the same array.
     table.setflags(write=False)
-    return least, cuts, table
+    return least, table
 
 
 def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
