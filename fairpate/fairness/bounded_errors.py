@@ -78,7 +78,7 @@ class ConfidenceBins:
             edges = middles[np.minimum(np.searchsorted(middles, wanted), len(middles) - 1)]
         else:
             edges = np.linspace(1, 1 / num_classes, num_bins + 1)[1:-1]
-        bin_M = cls._numbers(confidence_M, edges)
+        bin_M = (confidence_M[:, None] < edges).sum(axis=1)
         counts_SB, sums_SB = np.zeros((2, num_strata, num_bins))
         np.add.at(counts_SB, (stratum_M, bin_M), 1.0)
         np.add.at(sums_SB, (stratum_M, bin_M), 1 - confidence_M)
@@ -93,13 +93,9 @@ class ConfidenceBins:
             doubts_SB=np.where(counts_SB > 0, sums_SB / np.maximum(counts_SB, 1), all_doubts_B),
         )
 
-    @staticmethod
-    def _numbers(confidence_N: FloatArray, edges: FloatArray) -> IntArray:
-        return (confidence_N[:, None] < edges).sum(axis=1)
-
     def numbers(self, confidence_N: FloatArray) -> IntArray:
         """Return the number of each record's bin (N,); it depends on that record alone."""
-        return self._numbers(confidence_N, self.edges)
+        return (confidence_N[:, None] < self.edges).sum(axis=1)
 
     def threshold(self, num_answered: int) -> float | None:
         """Return the least confidence of an answer if the ``num_answered`` most confident bins are answered; None if

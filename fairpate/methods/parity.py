@@ -37,7 +37,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from fairpate.config import CountOrZero, Fraction, Section
-from fairpate.fairness.rates import indices
+from fairpate.fairness.rates import divide, indices
 from fairpate.lazy import torch
 from fairpate.types import FloatArray, IntArray
 
@@ -150,9 +150,7 @@ class ParityCells:
     def rates(self, positive_N: npt.ArrayLike) -> FloatArray:
         """Return P[h = 1 | group, event] of hard or probabilistic predictions h (N,), shape (G, E); NaN in an empty
         cell."""
-        # An empty cell has no rate; 0 would count as one.
-        count_GE = self.counts()
-        return np.divide(self.sums(positive_N), count_GE, out=np.full(count_GE.shape, np.nan), where=count_GE > 0)
+        return divide(self.sums(positive_N), self.counts())
 
 
 @dataclass(frozen=True, kw_only=True)
