@@ -108,10 +108,10 @@ def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
     assert budget.epsilon is not None
     # Equal charges from nothing: the whole grid of orders admits exactly what its best order does, so this is the
     # number at one order fixed in advance. A filter that chose its order by what was answered would not be sound.
-    renyi = RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
+    renyi = RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta)
     # So are the releases beside the queries, whose cost is fixed beforehand too.
-    beside_A = accountant.rdp(terms.beside, _ORDERS_A) if terms.beside else 0.0
-    return min(wanted, renyi.max_queries(accountant.rdp([terms.mechanism.worst_case(1)], _ORDERS_A), spent_A=beside_A))
+    beside_A = accountant.rdp(terms.beside)
+    return min(wanted, renyi.max_queries(accountant.rdp([terms.mechanism.worst_case(1)]), spent_A=beside_A))
 
 
 # Cached: a run calls this before it works, while it works and when it reports.
@@ -431,9 +431,7 @@ class AggregatorSession:
         budget, self._votes_filter, self._spent_A = ledger.terms.budget, None, np.zeros(len(_ORDERS_A))
         if budget.kind == "data_dependent":
             assert budget.epsilon is not None
-            self._votes_filter = RenyiFilter(
-                target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A
-            )
+            self._votes_filter = RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta)
             # Reservations without an outcome count: a crash may have come after their noise was drawn.
             if ledger.keys:
                 self._spent_A += ledger.terms.mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
