@@ -318,14 +318,13 @@ def connect(path: Path) -> sqlite3.Connection:
         # NORMAL would bring the log to the disk at checkpoints alone: a loss of power would take commits away.
         database.execute("PRAGMA synchronous = FULL")
         database.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        if mode != "wal":
+            raise LedgerError(  # noqa: TRY301 - closed below
+                f"{path}: its file system does not support a write-ahead log ({mode}); put the ledger on a local disk."
+            )
     except BaseException:
         database.close()
         raise
-    if mode != "wal":
-        database.close()
-        raise LedgerError(
-            f"{path}: its file system does not support a write-ahead log ({mode}); put the ledger on a local disk."
-        )
     return database
 
 
