@@ -28,6 +28,7 @@ Shapes: M canaries, R draws of one release, P places (numbers) of it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -605,14 +606,14 @@ class IdealAttack:
         if not is_gaussian or self.mu is None or claimed.mu is None:
             planned = self.guesses(num_canaries=num_canaries, delta=delta)
             count, right = planned.num_guesses, planned.num_correct / max(planned.num_guesses, 1)
-            low, high = 0, count + 1
-            # The least number of right guesses that refutes the claim.
-            while low < high:
-                middle = (low + high) // 2
-                tried = replace(planned, num_correct=min(middle, count))
-                is_refuted = p_value(tried, epsilon=claimed.epsilon, delta=delta) < 1 - confidence
-                low, high = (low, middle) if is_refuted and middle <= count else (middle + 1, high)
-            return float(scipy.special.bdtrc(low - 1, count, right)) if 0 < low <= count else float(low == 0)
+
+            def is_refuted(num_correct: int) -> bool:
+                tried = replace(planned, num_correct=num_correct)
+                return p_value(tried, epsilon=claimed.epsilon, delta=delta) < 1 - confidence
+
+            # The least number of right guesses that refutes the claim; one more than all if none does.
+            least = bisect_left(range(count + 1), True, key=is_refuted)
+            return float(scipy.special.bdtrc(least - 1, count, right)) if 0 < least <= count else float(least == 0)
         each = 2 / math.sqrt(num_canaries)
         ahead = (self.mu - claimed.mu) / (each * math.sqrt(1 + self.mu**2 / 8))
         return float(scipy.special.ndtr(ahead - _quantile(confidence)))
