@@ -950,33 +950,24 @@ class AnsweredQueries(QueryOutcomes):
 class PublicReport:
     """The contents of the public report, for a run of any method.
 
-    ``title`` names the data set. ``voting``, the facts on answered queries, is None for a method without queries.
-    ``evaluations`` maps each set of predictions on the test records to its result; the first is the headline.
-    ``reject_option`` has the results, over other orders of the test records, of a model that may refuse to answer; it
-    is None for any other model. ``answers``: what is guaranteed about the errors of a model that answers only where it
-    is confident enough. ``num_training_labels`` counts the released labels that the student was
-    trained on, which may be fewer than were released; None if not known. ``private_population`` are estimates from a
-    release by group. ``made`` states when and by which version of this package the report was made.
-    ``intended_use``, ``audited`` and ``choice`` are as in :class:`RunStatement`.
+    ``title`` names the data set, ``claims`` are all claims about the model. ``voting``, the facts on answered queries,
+    is None for a method without queries. ``evaluations`` maps each set of predictions on the test records to its
+    result; the first one is that of ``claims``. ``reject_option`` has the results, over other orders of the test
+    records, of a model that may refuse to answer; it is None for any other model. ``num_training_labels`` counts the
+    released labels that the student was trained on, which may be fewer than were released; None if not known.
+    ``private_population`` are estimates from a release by group. ``made`` states when and by which version of this
+    package the report was made.
     """
 
     title: str
     method: str
-    guarantee: Guarantee
+    claims: RunStatement
     evaluations: Mapping[str, Evaluation]
     voting: AnsweredQueries | None = None
     reject_option: RejectOptionSpread | None = None
-    answers: AnswerGuarantee | None = None
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
     made: str = ""
-    intended_use: str | None = None
-    audited: bool | None = None
-    choice: Choice | None = None
-
-    @property
-    def headline(self) -> Evaluation:
-        return next(iter(self.evaluations.values()))
 
     @property
     def model(self) -> str:
@@ -986,19 +977,19 @@ class PublicReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateReport:
-    """The contents of the private report of a run with votes, in addition to those of the public one.
+    """The contents of the private report of a run with votes.
 
-    Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
-    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The two
-    courses are data-dependent epsilons after each number of queries: ``epsilon_data_dependent_course`` charges every
-    query for which noise was drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate.
-    ``plurality_votes_Q`` counts the voters for the most popular label, ``runner_up_votes_Q`` those for the next,
-    ``num_votes_Q`` all who voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known),
-    ``callers_Q`` the callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that
-    was trained on the same private records.
+    ``operators`` has those of the public report, but that its claims are the operator's own. Every array follows the
+    order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent Renyi cost of each query at
+    order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The two courses are data-dependent
+    epsilons after each number of queries: ``epsilon_data_dependent_course`` charges every query for which noise was
+    drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts the
+    voters for the most popular label, ``runner_up_votes_Q`` those for the next, ``num_votes_Q`` all who voted.
+    ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the callers who asked
+    (empty: the run itself).
     """
 
-    public: PublicReport
+    operators: PublicReport
     rdp_order: float
     rdp_Q: Sequence[float]
     rdp_worst_Q: Sequence[float]
@@ -1011,4 +1002,3 @@ class PrivateReport:
     outcomes_Q: Sequence[Outcome]
     at_Q: Sequence[float]
     callers_Q: Sequence[str]
-    without_privacy: WithoutPrivacy | None = None

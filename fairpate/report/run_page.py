@@ -42,7 +42,7 @@ from fairpate.privacy.audit_bounds import (
 )
 from fairpate.report import records
 from fairpate.report.figures import LOOKS, SHAPES, chart_config
-from fairpate.report.metrics import Evaluation, WithoutPrivacy
+from fairpate.report.metrics import Evaluation
 from fairpate.report.records import AnsweredQueries, PrivateReport, PublicReport, RunStatement
 from fairpate.types import REMARKS, FloatArray, GateRule, restored
 
@@ -174,7 +174,7 @@ GAP_NAMES = {notion.reading: notion.title for notion in NOTIONS.values()} | reco
 
 def public_report(report: PublicReport) -> str:
     """Return the public report of a run as one HTML document; it has sections about votes only if teachers voted."""
-    guarantee, voting = report.guarantee, report.voting
+    guarantee, voting = report.claims.guarantee, report.voting
     budget_curve: Markup | str = ""
     released_CG: list[list[float]] = []
     if voting:
@@ -187,7 +187,7 @@ def public_report(report: PublicReport) -> str:
         released_CG = [
             # Undefined, not 0, for a group without an answer.
             [row[k] / sum(row) if sum(row) else math.nan for row in voting.answered_GC]
-            for k in range(len(report.headline.class_names))
+            for k in range(len(report.claims.measured.class_names))
         ]
     return render(
         "report.html",
@@ -202,14 +202,11 @@ def public_report(report: PublicReport) -> str:
     )
 
 
-def _opening(
-    report: PublicReport, without_privacy: WithoutPrivacy | None = None, *, for_operator: bool = False
-) -> dict[str, Any]:
-    """Return the values for the template ``run.html``, the first part of both the public and the private report. Only
-    the private report, which is ``for_operator``, shows ``without_privacy``, a baseline that must not be published."""
-    voting, trained = report.voting, report.num_training_labels
+def _opening(report: PublicReport) -> dict[str, Any]:
+    """Return the values for the template ``run.html``, the first part of both the public and the private report."""
+    voting, trained, guarantee = report.voting, report.num_training_labels, report.claims.guarantee
     # The noise on votes is exact, that of training is in floating point.
-    exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
+    exact = "exact, " if voting and guarantee.noise == "os_entropy" else ""
     labels = ""
     if voting:
         if trained is None:
@@ -221,22 +218,11 @@ def _opening(
             labels = "these labels" if trained == voting.answered else counted(trained, "released label")
     return {
         "report": report,
-        "guarantee": report.guarantee,
+        "guarantee": guarantee,
         "voting": voting,
-        "measured": report.headline,
-        "noise": f"{exact}{report.guarantee.words['noise']}",
+        "measured": report.claims.measured,
+        "noise": f"{exact}{guarantee.words['noise']}",
         "training_labels": labels,
-        "statement": RunStatement(
-            guarantee=report.guarantee,
-            measured=report.headline,
-            without_privacy=without_privacy,
-            for_operator=for_operator,
-            answers=report.answers,
-            has_reject_option=report.reject_option is not None,
-            intended_use=report.intended_use,
-            audited=report.audited,
-            choice=report.choice,
-        ),
     }
 
 
@@ -295,19 +281,19 @@ def _gate(rule: GateRule) -> str:
 _LEDGERS: Mapping[str, str] = records.WORDS["ledgers"]
 
 
-def operator_report(public: PublicReport, without_privacy: WithoutPrivacy | None) -> str:
+def operator_report(report: PublicReport) -> str:
     """Return the operator's report of a run without queries as one HTML document: the first screen of the public one,
-    with the accuracy without privacy. It depends on private records: never publish it."""
-    return render("operator.html", **_opening(public, without_privacy, for_operator=True))
+    with the operator's own claims. It depends on private records: never publish it."""
+    return render("operator.html", **_opening(report))
 
 
 def private_report(report: PrivateReport) -> str:
     """Return the private report as one HTML document. It depends on private votes: never publish it."""
-    public, voting = report.public, report.public.voting
+    guarantee, voting = report.operators.claims.guarantee, report.operators.voting
     assert voting is not None
     courses = (voting.epsilon_course, report.epsilon_data_dependent_course, report.epsilon_as_in_paper_course)
     # The stated total may exceed the end of its course: it was fixed before the first query.
-    totals = [public.guarantee.epsilon, *(course[-1][1] if course else 0.0 for course in courses[1:])]
+    totals = [guarantee.epsilon, *(course[-1][1] if course else 0.0 for course in courses[1:])]
     queries = _query_by_query(report, voting)
     # If no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
     are_one = all(courses[0] == other for other in courses[1:])
@@ -334,7 +320,7 @@ def private_report(report: PrivateReport) -> str:
         )
     return render(
         "operator.html",
-        **_opening(public, report.without_privacy, for_operator=True),
+        **_opening(report.operators),
         ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
         compared=words,
         curve=curves(
@@ -343,7 +329,7 @@ def private_report(report: PrivateReport) -> str:
                 for name, total, course in list(zip(_LEDGERS, totals, courses, strict=True))[:num_ledgers]
             },
             x_label="submitted queries",
-            y_label=f"ε at δ = {delta_text(public.guarantee.delta)}",
+            y_label=f"ε at δ = {delta_text(guarantee.delta)}",
             title=f"{'Three ledgers' if num_ledgers > 1 else 'The ledger'} against submitted queries",
         ),
         **queries,
@@ -358,7 +344,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
-    voted_Q, names = outcomes_Q != "free", report.public.headline.group_names
+    voted_Q, names = outcomes_Q != "free", report.operators.claims.measured.group_names
     compared, total = pages.compared_costs(cost_Q, worst_Q, voted_Q), float(cost_Q.sum())
 
     consensus = "No query was voted on."

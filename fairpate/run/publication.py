@@ -394,14 +394,13 @@ def write_reports(
     *,
     spending: Spending | None = None,
     private_population: PrivatePopulation | None = None,
-    without_privacy: WithoutPrivacy | None = None,
 ) -> None:
     """Write the public report of a run, ``public/report.html``, and for a run with a privacy guarantee the operator's
     report, ``private/report.html``, which has the accuracy without noise and, if queries were answered, their costs.
 
-    ``assessment`` has the metrics on test records; ``spending`` has the charges of the run's queries (None: its method
-    submits none). ``private_population`` estimates how the student treats the private records. ``without_privacy``,
-    the accuracy without noise, is shown in the private report alone.
+    The claims are read from the files of ``run``; ``assessment`` has all metrics on test records. ``spending`` has the
+    charges of the run's queries (None: its method submits none). ``private_population`` estimates how the student
+    treats the private records.
     """
     statement = read_statement(run)
     evaluations, voting = assessment.evaluations, None
@@ -441,18 +440,15 @@ def write_reports(
     public = records.PublicReport(
         title=dataset.name,
         method=titled(statement.method),
-        guarantee=Guarantee.of(statement),
+        claims=read_claims(run),
         voting=voting,
         evaluations=evaluations,
         reject_option=assessment.reject_option,
-        answers=assessment.answers,
         num_training_labels=student.card.num_training_labels,
         private_population=private_population,
         made=made_words(run.made_on, __version__),
-        intended_use=stated_use(run).intended,
-        audited=read_audited(run),
-        choice=read_choice(run),
     )
+    operators = replace(public, claims=read_claims(run, for_operator=True))
     if spending is not None and voting is not None:
         # The operator's page: the data-dependent cost of each query, when it was charged, and to whom.
         submitted = range(len(spending.charges_Q))
@@ -470,8 +466,8 @@ def write_reports(
             )
             as_in_paper = _course(spending, spending.as_in_paper)
         ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked]
-        operators = records.PrivateReport(
-            public=public,
+        private = records.PrivateReport(
+            operators=operators,
             rdp_order=best.order,
             rdp_Q=[
                 float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0])
@@ -488,11 +484,10 @@ def write_reports(
             outcomes_Q=spending.outcomes_Q,
             at_Q=[reservation.at_s for reservation in asked],
             callers_Q=[reservation.asker.caller for reservation in asked],
-            without_privacy=without_privacy,
         )
-        write_text(run.private_report, run_page.private_report(operators))
+        write_text(run.private_report, run_page.private_report(private))
     elif run.private_report != run.public_report:  # of a run without privacy all is the operator's
-        write_text(run.private_report, run_page.operator_report(public, without_privacy))
+        write_text(run.private_report, run_page.operator_report(operators))
     write_text(run.public_report, run_page.public_report(public))
 
 

@@ -696,5 +696,4 @@ def _report(opened: OpenRun, student: Student, assessment: Assessment, labels: R
             assessment,
             spending=None if labels is None else labels.spending,
             private_population=private,
-            without_privacy=baseline,
         )

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from fairpate.report.metrics import evaluate
-from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport
+from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
 from fairpate.report.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import GateRule
@@ -73,7 +73,10 @@ def published(**changes) -> PublicReport:
             own[name] = value
         else:
             own[part] = replace(own[part], **{name: value})
-    return PublicReport(**({"evaluations": {"student": measured()}} | own))
+    own = {"evaluations": {"student": measured()}} | own
+    headline, may_refuse = next(iter(own["evaluations"].values())), "reject_option" in own
+    claims = RunStatement(guarantee=own.pop("guarantee"), measured=headline, has_reject_option=may_refuse)
+    return PublicReport(claims=claims, **own)
 
 
 def reordered(num_groups=2, min_count=2) -> RejectOptionSpread:
@@ -89,9 +92,10 @@ def reordered(num_groups=2, min_count=2) -> RejectOptionSpread:
     )
 
 
-def operated(**changes) -> PrivateReport:
+def operated(public=None, **changes) -> PrivateReport:
+    public = public or published()
     fields = {
-        "public": published(),
+        "operators": replace(public, claims=replace(public.claims, for_operator=True)),
         "rdp_order": 8.0,
         "rdp_Q": [1e-3, 2e-4, 0.05, 0.1, 0.0, 0.0],
         "rdp_worst_Q": [0.1] * 6,

@@ -18,7 +18,7 @@ from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import evaluate
 from fairpate.report.model_card import Card, CardData, CardModel, IntendedUse, card_page
 from fairpate.report.population import PrivatePopulation, private_population
-from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport
+from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport, RunStatement
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import GateRule, MechanismParameters
 
@@ -108,7 +108,7 @@ def report(name: str, *, votes: bool) -> PublicReport:
     return PublicReport(
         title=name,
         method=name,
-        guarantee=guarantee(name),
+        claims=RunStatement(guarantee=guarantee(name), measured=evaluation(name)),
         evaluations={name: evaluation(name)},
         voting=voting if votes else None,
         private_population=population(name),
@@ -122,7 +122,7 @@ def operators(name: str) -> str:
     public = report(name, votes=True)
     votes |= {"rdp_Q": [1e-3, 0.05], "rdp_worst_Q": [0.1, 0.1], "runner_up_votes_Q": [1, 2], "num_votes_Q": [10, 10]}
     votes |= {"groups_Q": [0, 0], "at_Q": [0.0, 1e9], "callers_Q": ["", name]}
-    return private_report(PrivateReport(public=public, rdp_order=8.0, **courses, **votes))
+    return private_report(PrivateReport(operators=public, rdp_order=8.0, **courses, **votes))
 
 
 def card(name: str) -> str:

@@ -13,7 +13,7 @@ from report_pages import PAGES, VOTING, Page, course, measured, operated, publis
 
 from fairpate.pages import decimal, delta_caution, percent
 from fairpate.report.metrics import evaluate
-from fairpate.report.records import PrivateReport, PublicReport, RunStatement
+from fairpate.report.records import PrivateReport, PublicReport
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import REMARKS, GateRule
 
@@ -59,8 +59,8 @@ def test_the_public_page_tells_the_run() -> None:
         "ε\u00a0=\u00a06.13",
         "Protects one record, even its presence (add or remove one), δ\u00a0=\u00a010⁻⁵.",
         "If a person has several records, each is protected by itself.",
-        percent(report.headline.accuracy),
-        decimal(report.headline.disparity),
+        percent(report.claims.measured.accuracy),
+        decimal(report.claims.measured.disparity),
         "The choice of settings is not part of ε",
         "It does not bound the final gap",
         "1 refused for low consensus, 1 by the fairness gate, 1 before the vote",
@@ -125,7 +125,7 @@ def test_only_the_operators_page_shows_what_depends_on_votes() -> None:
     assert "Operator only. Do not publish." in private
     for epsilon in ("6.13", "2.35", "1.79"):
         assert epsilon in private
-    public = Page(public_report(operated().public)).words
+    public = Page(public_report(published())).words
     for secret in ("2.35", "1.79", "onsensus of the teachers", "Rényi"):
         assert secret not in public
 
@@ -244,7 +244,7 @@ def test_the_first_screen_says_that_delta_is_large(
     delta: float, units: int | None, begin: str, is_cautioned: bool
 ) -> None:
     report = published(epsilon=1.0, delta=delta, declared_units=units)
-    statement = RunStatement(guarantee=report.guarantee, measured=report.headline)
+    statement = report.claims
     assert statement.line.startswith((f"{begin},", f"{begin} ", f"{begin};"))
     caution = delta_caution(delta, units, "record")
     privacy, opening = statement.figures[0], public_report(report).partition("</header>")[0]
@@ -321,7 +321,7 @@ def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
     public = published(voting=none, epsilon=0.0)
     empty = {name: [] for name in operated().__dict__ if name.endswith(("_Q", "_course"))}
     assert "undisclosed" in Page(public_report(public)).words
-    Page(private_report(PrivateReport(public=public, rdp_order=8.0, **empty)))
+    Page(private_report(PrivateReport(operators=public, rdp_order=8.0, **empty)))
     words = Page(PAGES["public"](epsilon=math.inf, epsilon_course=course([math.inf] * 6))).words
     assert "ε\u00a0=\u00a0∞" in words
     assert "This student is not private." in words
