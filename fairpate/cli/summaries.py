@@ -165,7 +165,7 @@ def outcome(run: RunDirectory) -> Output:
     }
     files = {name: path for name, path in places.items() if path.exists()}
     what = f"{record['method']} on {record['data']}, seed {record['seed']}"
-    claims = read_claims(run, for_operator=True, statement=statement, metrics=metrics)
+    claims = read_claims(run, for_operator=True)
     # The verdict as the report has it, which anyone may read; what the operator alone knows is in the rows.
     verdict = replace(claims, without_privacy=None, for_operator=False).line
     rows = [("method", what), ("verdict", verdict), ("meaning", claims.guarantee.meaning), *claims.rows]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,10 +65,7 @@ if TYPE_CHECKING:
 def read_evaluation(run: RunDirectory) -> Evaluation:
     """Return the published metrics of ``run`` on its test records. RunDirectoryError if the file is missing or is not
     JSON; KeyError, TypeError or another error if its fields are wrong."""
-    return _evaluation_of(read_json(run.metrics))
-
-
-def _evaluation_of(metrics: Mapping[str, Any]) -> Evaluation:
+    metrics = read_json(run.metrics)
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     others = {"orders", "without_refusals", "answers"}
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - others})
@@ -76,35 +73,23 @@ def _evaluation_of(metrics: Mapping[str, Any]) -> Evaluation:
 
 def read_answers(run: RunDirectory) -> AnswerGuarantee | None:
     """Return what ``run`` guarantees about the errors of its model's answers; None if no bound was asked for."""
-    return _answers_of(read_json(run.metrics))
-
-
-def _answers_of(metrics: Mapping[str, Any]) -> AnswerGuarantee | None:
-    found = metrics.get("answers")
+    found = read_json(run.metrics).get("answers")
     return None if found is None else AnswerGuarantee.from_json(found)
 
 
-def read_claims(
-    run: RunDirectory,
-    *,
-    for_operator: bool = False,
-    statement: PrivacyStatement | None = None,
-    metrics: Mapping[str, Any] | None = None,
-) -> RunStatement:
+def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
     """Return what a finished run claims: its privacy guarantee and its metrics. With ``for_operator`` the result
-    includes the accuracy of a model trained without privacy, if the run measured it. ``statement`` and ``metrics``: the
-    content of the files, if it was read already."""
+    includes the accuracy of a model trained without privacy, if the run measured it."""
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
-    metrics = read_json(run.metrics) if metrics is None else metrics
     return RunStatement(
-        guarantee=Guarantee.of(read_statement(run) if statement is None else statement),
-        measured=_evaluation_of(metrics),
+        guarantee=Guarantee.of(read_statement(run)),
+        measured=read_evaluation(run),
         without_privacy=baseline,
         for_operator=for_operator,
-        answers=_answers_of(metrics),
-        has_reject_option="orders" in metrics,
+        answers=read_answers(run),
+        has_reject_option="orders" in read_json(run.metrics),
         intended_use=stated_use(run).intended,
         audited=read_audited(run),
         choice=read_choice(run),

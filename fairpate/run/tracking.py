@@ -52,7 +52,7 @@ class Entry:
 def entry_of(run: RunDirectory) -> Entry:
     """Return what the tracker gets of a published run; RunDirectoryError if nothing of it may be published."""
     statement, metrics = published_statement(run), read_json(run.metrics)
-    claims = read_claims(run, statement=statement, metrics=metrics)
+    claims = read_claims(run)
     # A run of an estimator has no row of a comparison.
     record = read_json(run.record) if run.record.is_file() else {}
     data = str(record.get("data") or read_json(run.data)["name"])
