@@ -578,10 +578,8 @@ def _drawn_apart(
             table_GYC = _spread_errors(rates.joint_table(predictions_N, **shown))
             size = round(table_GYC.sum())
             chances = table_GYC.ravel() / max(table_GYC.sum(), 1)
-            counts = np.random.default_rng(seed).multinomial(size, chances, size=num_replicates) if size else 0
-            replicates = np.zeros((num_replicates, *table_GYC.shape)) + np.reshape(
-                counts, (-1, *table_GYC.shape) if size else ()
-            )
+            counts = np.random.default_rng(seed).multinomial(size, chances, size=num_replicates)
+            replicates = counts.reshape(num_replicates, *table_GYC.shape).astype(np.float64)
         drawn_of |= dict.fromkeys(names, replicates)
     return drawn_of
 

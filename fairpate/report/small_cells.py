@@ -70,26 +70,19 @@ def shown_records(
     units_N = np.arange(len(groups_N)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
 
-    def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
-        """Return a mask of the cells with too few records (or persons) in any of the sets of records in ``of``, which
-        are given as masks. ``cells_N``: the index of each record's cell."""
-        found = np.zeros(num_cells, np.bool_)
-        for part in of:
-            # Each unit once per cell: a person with ten records in a cell is one.
-            pairs = np.unique(cells_N[part] * (units_N.max(initial=0) + 1) + units_N[part])
-            size = np.bincount(pairs // (units_N.max(initial=0) + 1), minlength=num_cells)
-            found |= (size > 0) & (size < least)
-        return found
+    def small(part_N: BoolArray) -> BoolArray:
+        """Return a mask of the groups with too few records (or persons) among those that ``part_N`` marks."""
+        return is_small(_group_sizes(groups_N, part_N, units_N, num_groups), least)
 
     # Sizes over all records decide, so that the same records are left out for every model that is measured on them.
-    small_G = small(groups_N, num_groups, [np.ones(len(groups_N), dtype=np.bool_)])
+    small_G = small(np.ones(len(groups_N), dtype=np.bool_))
     kept_N = ~small_G[groups_N]
     while kept_N.any() and (lacking := least * int(small_G.sum()) - len(np.unique(units_N[~kept_N]))) > 0:
         largest = np.bincount(groups_N[kept_N]).argmax()
         # The last records of the largest group fill up the number; the choice depends on no prediction.
         last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
         fewer_N = kept_N & ~np.isin(units_N, last)
-        became_small_G = small(groups_N, num_groups, [fewer_N])
+        became_small_G = small(fewer_N)
         # An empty cell is not small, but a group that was emptied has to be left out all the same.
         became_small_G[largest] |= not fewer_N[groups_N == largest].any()
         if not became_small_G.any():
@@ -99,7 +92,7 @@ def shown_records(
         small_G = small_G | became_small_G
         kept_N = ~small_G[groups_N]
     # Last, because it may differ between models: a group of enough records may have too few answers.
-    small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
+    small_G = np.any([small_G, *(small(kept_N & part_N) for part_N in published)], axis=0)
     kept_N &= ~small_G[groups_N]
     return Shown(kept_N=kept_N, small_G=small_G)
 
@@ -156,6 +149,11 @@ def unit_counts(mass_NK: FloatArray, cells_N: _Array, num_cells: int, units_N: _
     return found
 
 
+def _group_sizes(groups_N: _Array, part_N: BoolArray, units_N: _Array, num_groups: int) -> FloatArray:
+    """Return how many units (records or persons) each group has among the records that ``part_N`` marks."""
+    return unit_counts(np.ones((int(part_N.sum()), 1)), groups_N[part_N], num_groups, units_N[part_N])[:, 0]
+
+
 _MOST_CELLS = 1000
 """The most cells by group, label and prediction for which linear programs decide what follows."""
 
@@ -176,14 +174,10 @@ def hidden_numbers(
     by itself; ``least_predicted`` is the size that cells by prediction need, and ``least`` that of cells by label.
     """
     small = [_small_cells(predictions_N, records, units_N, part_N, least, least_predicted) for part_N in parts]
-    tables, of_labels, cells = (
-        [each.table for each in small],
-        [each.of_labels for each in small],
-        [each.cells for each in small],
-    )
+    of_labels, cells = [each.of_labels for each in small], [each.cells for each in small]
     few = {name: np.any([each.few[name] for each in small], axis=0) for name in small[0].few}
     num_groups = records["num_groups"]
-    size_G = tables[0].sum(axis=(1, 2))
+    size_G = small[0].table.sum(axis=(1, 2))
     present_G, nobody_G = size_G > 0, np.zeros(num_groups, np.bool_)
 
     def grown(mask_G: BoolArray) -> Iterator[BoolArray]:
@@ -195,7 +189,7 @@ def hidden_numbers(
                 yield mask_G
 
     # Tables that agreed with what was shown before: most agree with the next choice too.
-    possible: list[list[FloatArray]] = [[table] for table in tables]
+    possible: list[list[FloatArray]] = [[each.table] for each in small]
 
     def is_safe(tried: HiddenNumbers, of: Sequence[list[_Cell]]) -> bool:
         for known, each in zip(possible, of, strict=True):
@@ -226,7 +220,7 @@ def hidden_numbers(
     first["label_G"], all_hidden["label_G"] = hidden.label_G, present_G
     steps = ["table_G", "found_G", "right_G", "errors", "label_G"]
     steps += ["predicted_G", "accuracy"] if least_predicted > 1 else ["accuracy"]
-    if tables[0].size > _MOST_CELLS and any(cells):
+    if small[0].table.size > _MOST_CELLS and any(cells):
         # What is left of so many cells has room enough.
         kept = [name for name in ("predicted_G",) if not few[name].any()]
         kept += ["accuracy"] if present_G.sum() > 1 or not few["right_G"].any() else []
@@ -397,8 +391,7 @@ def _following(possible: list[FloatArray], cells: Sequence[_Cell], hidden: Hidde
 def few_refused(groups_N: _Array, refused_N: BoolArray, shown: Shown, units_N: _Array, least: int) -> BoolArray:
     """Return a mask of the groups (G,) whose number of refused records must not be shown: those with few, and never one
     alone, whose number the total would give."""
-    num_groups, groups = len(shown.small_G), groups_N[refused_N]
-    size_G = unit_counts(np.ones((len(groups), 1)), groups, num_groups, units_N[refused_N])[:, 0]
+    size_G = _group_sizes(groups_N, refused_N, units_N, len(shown.small_G))
     hidden_G = is_small(size_G, least)
     others = np.setdiff1d(np.unique(groups_N[shown.kept_N]), np.flatnonzero(hidden_G))
     if hidden_G.sum() == 1 and len(others):
