@@ -25,6 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -116,9 +117,7 @@ class Point:
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     Disparity is the value of the notion of fairness ``notion``; ``fairness_S`` has the values of all notions for each
     seed, and ``ends_S3`` the two ends of their intervals and the smallest limit for which their records suffice.
-    ``mean_O`` is the point's position: the largest epsilon, and the mean of each other objective. ``spread_O`` is the
-    sample standard deviation over seeds, NaN for a single one; ``num_undefined`` is the number of runs with an
-    undefined objective. ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
+    ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
     repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
     records, NaN if unknown. ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in
     words. ``units`` is the public number of protected units, with which delta is compared, None if none is.
@@ -146,22 +145,28 @@ class Point:
     max_error_S: FloatArray = field(default_factory=lambda: np.full(1, math.nan))
     max_error_confidence: float = math.nan
     look: Look | None = None
-    mean_O: FloatArray = field(init=False)
-    spread_O: FloatArray = field(init=False)
-    num_undefined: int = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def mean_O(self) -> FloatArray:
+        """The position of the point: the largest epsilon, and the mean of each other objective."""
         # NaN in one run makes the mean NaN: averaging the other runs would favour what fails on some seeds.
         mean_O = self.values_SO.mean(axis=0)
         mean_O[_EPSILON] = self.values_SO[:, _EPSILON].max()  # a guarantee has to hold for every run
-        spread_O = np.full(len(OBJECTIVES), math.nan)
-        if len(self.seeds) > 1:
-            # The spread of infinite epsilons is inf - inf: NaN, and no reason for a warning.
-            with np.errstate(invalid="ignore"):
-                spread_O = self.values_SO.std(axis=0, ddof=1)
-        object.__setattr__(self, "mean_O", mean_O)
-        object.__setattr__(self, "spread_O", spread_O)
-        object.__setattr__(self, "num_undefined", int(np.isnan(self.values_SO).any(axis=1).sum()))
+        return mean_O
+
+    @cached_property
+    def spread_O(self) -> FloatArray:
+        """The sample standard deviation of each objective over seeds; NaN for a single seed."""
+        if len(self.seeds) == 1:
+            return np.full(len(OBJECTIVES), math.nan)
+        # The spread of infinite epsilons is inf - inf: NaN, and no reason for a warning.
+        with np.errstate(invalid="ignore"):
+            return self.values_SO.std(axis=0, ddof=1)
+
+    @cached_property
+    def num_undefined(self) -> int:
+        """The number of runs with an undefined objective."""
+        return int(np.isnan(self.values_SO).any(axis=1).sum())
 
     @property
     def series(self) -> str:
@@ -540,13 +545,11 @@ def baselines(points: Sequence[Point]) -> Baselines:
 
 @dataclass(frozen=True, kw_only=True)
 class Dominance:
-    """A comparison of two series (methods): the number, share and epsilons of the points of ``loser`` that some point
-    of ``winner`` dominates."""
+    """A comparison of two series (methods): the share and the epsilons of the points of ``loser`` that some point of
+    ``winner`` dominates."""
 
     winner: str
     loser: str
-    num_dominated: int
-    num_points: int
     share: float
     epsilons: tuple[float, ...]
 
@@ -568,8 +571,6 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
             Dominance(
                 winner=winner,
                 loser=loser,
-                num_dominated=len(epsilons),
-                num_points=len(worse_MO),
                 share=len(epsilons) / len(worse_MO),
                 epsilons=tuple(sorted(set(epsilons))),
             )

@@ -237,7 +237,7 @@ def test_epsilons_that_promise_the_same_are_the_same():
     cheaper = run_record("dp_sgd", epsilon=0.9899, accuracy=0.79)
     found = frontier(points_of([calibrated, better, cheaper]))
     assert [point.method for point in found.members] == ["dp_fermi", "dp_sgd"]
-    beaten = {(d.winner, d.loser) for d in dominance(points_of([calibrated, better, cheaper])) if d.num_dominated}
+    beaten = {(d.winner, d.loser) for d in dominance(points_of([calibrated, better, cheaper])) if d.share}
     assert beaten == {("dp_fermi", "pate"), ("dp_sgd", "pate")}
 
 
