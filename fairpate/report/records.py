@@ -588,53 +588,51 @@ class RunStatement(MeasuredClaims):
     def decision(self) -> Decision:
         """Whether the model may be published, and what has to be settled first, by whom."""
         guarantee, measured = self.guarantee, self.measured
-        is_measured, gap, limit = measured.is_measured, measured.judged, measured.fair_at.limit
+        is_measured, gap, choice = measured.is_measured, measured.judged, self.shown_choice
         unknown = self.unknown_groups if is_measured else ()
         private, fair, uneven = guarantee.strength[0], self.fairness if is_measured else "", self.uneven_coverage
-        is_void = private == STRENGTHS["void"][0]
-        points: dict[str, dict[str, str]] = {}
-        if not guarantee.protects:
-            points["not_private"] = {}
-        elif is_void:
-            points["void"] = {"unit": guarantee.unit}
-        if self.audited is False:
-            points["refuted"] = {}
-        if self.answers_nothing:
-            points["answers_nothing"] = {}
-        elif fair == "degenerate":
-            points["degenerate"] = {"says": "; it ".join(measured.degenerate)}
-        elif is_measured and self.before_refusals:  # a gap of all predictions neither forbids nor allows
-            points["gap_of_answers"] = {}
-        elif fair == "not fair":
-            points["not_fair"] = {"gap": decimal(gap.value), "limit": f"{limit:g}"}
-        elif fair == "perhaps fair":
-            points["perhaps_fair"] = {"high": decimal(gap.high), "limit": f"{limit:g}"}
-        elif fair == "unknown" and not unknown:
-            points["unknown"] = {}
-        if guarantee.protects and not is_void and guarantee.delta_caution:
-            points["delta"] = {"unit": guarantee.unit}
-        elif guarantee.protects and private == STRENGTHS["weak"][0]:
-            points["weak"] = {"guess": pages.most_often_right(guarantee.epsilon, guarantee.delta)}
-        if not is_measured:
-            points["not_measured"] = {}
-        if unknown:
-            points["unknown_groups"] = {"groups": listed(unknown)}
+        is_void, is_large = private == STRENGTHS["void"][0], bool(guarantee.delta_caution)
+        values = {
+            "unit": guarantee.unit,
+            "says": "; it ".join(measured.degenerate),
+            "gap": decimal(gap.value),
+            "high": decimal(gap.high),
+            "limit": f"{measured.fair_at.limit:g}",
+            "guess": pages.most_often_right(guarantee.epsilon, guarantee.delta),
+            "groups": listed(unknown),
+            "epsilon": epsilon_text(guarantee.epsilon),
+            "cost": "" if choice is None else choice.cost,
+        }
         if uneven is not None:
             least, most = ((percent(1 - group.coverage), group.name) for group in uneven)
-            points["coverage"] = {"least": least[1], "refused": least[0], "most": most[1], "others": most[0]}
-        if is_measured and measured.metrics == "outside":
-            points["metrics"] = {}
-        if (choice := self.shown_choice) is not None:
-            values = {"cost": choice.cost, "epsilon": epsilon_text(guarantee.epsilon)}
-            points["choice_among" if choice.cost else "choice_mixed"] = values
-        elif not guarantee.tuning_accounted:
-            points["choice"] = {}
-        if not self.intended_use:
-            points["use"] = {}
-        if self.audited is None:
-            points["no_audit"] = {}
-        said = [(WORDS["open_points"][name], values) for name, values in points.items()]
-        by = [(point["by"], point["words"].format(**values)) for point, values in said]
+            values |= {"least": least[1], "refused": least[0], "most": most[1], "others": most[0]}
+        if self.answers_nothing:
+            of_gap = "answers_nothing"
+        elif is_measured and self.before_refusals and fair != "degenerate":
+            of_gap = "gap_of_answers"  # a gap of all predictions neither forbids nor allows
+        elif fair == "unknown" and unknown:
+            of_gap = ""  # its groups are a point of their own
+        else:
+            of_gap = fair.replace(" ", "_")
+        is_open = {
+            "not_private": not guarantee.protects,
+            "void": guarantee.protects and is_void,
+            "refuted": self.audited is False,
+            of_gap: of_gap in WORDS["open_points"],  # other verdicts leave nothing open
+            "delta": guarantee.protects and is_large and not is_void,
+            "weak": guarantee.protects and not is_large and private == STRENGTHS["weak"][0],
+            "not_measured": not is_measured,
+            "unknown_groups": bool(unknown),
+            "coverage": uneven is not None,
+            "metrics": is_measured and measured.metrics == "outside",
+            "choice_among": choice is not None and values["cost"] != "",
+            "choice_mixed": choice is not None and values["cost"] == "",
+            "choice": choice is None and not guarantee.tuning_accounted,
+            "use": not self.intended_use,
+            "no_audit": self.audited is None,
+        }
+        said = [WORDS["open_points"][name] for name, is_so in is_open.items() if is_so]
+        by = [(point["by"], point["words"].format(**values)) for point in said]
         return Decision(
             forbidding=tuple(words for who, words in by if who == "forbids"),
             to_settle=tuple((WORDS["parties"][who], words) for who, words in by if who in WORDS["parties"]),
