@@ -296,8 +296,8 @@ def private_report(report: PrivateReport) -> str:
     totals = [guarantee.epsilon, *(course[-1][1] if course else 0.0 for course in courses[1:])]
     queries = _query_by_query(report, voting)
     # If no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
-    are_one = all(courses[0] == other for other in courses[1:])
-    num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
+    are_one = all(courses[0] == other for other in courses[1:]) and not queries["costs"]
+    ledgers = list(zip(_LEDGERS.items(), totals, courses, strict=True))[: 1 if are_one else None]
 
     # The totals are compared as they are printed, rounded up to hundredths.
     def against(value: float, other: float) -> str:
@@ -308,7 +308,7 @@ def private_report(report: PrivateReport) -> str:
 
     rejected, (independent, dependent, as_in_paper) = voting.rejected_fairness, totals
     rejections = f"{counted(rejected, 'rejection')} by the fairness gate"
-    if num_ledgers == 1:
+    if are_one:
         gates = f" {rejections} cost the same as an answer." if rejected else ""
         words = f"What was released costs the same whatever the votes, and the published ε is the whole cost.{gates}"
     else:
@@ -321,16 +321,13 @@ def private_report(report: PrivateReport) -> str:
     return render(
         "operator.html",
         **_opening(report.operators),
-        ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
+        ledgers=ledgers,
         compared=words,
         curve=curves(
-            {
-                f"{name}: {epsilon_text(total)}": course
-                for name, total, course in list(zip(_LEDGERS, totals, courses, strict=True))[:num_ledgers]
-            },
+            {f"{name}: {epsilon_text(total)}": course for (name, _), total, course in ledgers},
             x_label="submitted queries",
             y_label=f"ε at δ = {delta_text(guarantee.delta)}",
-            title=f"{'Three ledgers' if num_ledgers > 1 else 'The ledger'} against submitted queries",
+            title=f"{'The ledger' if are_one else 'Three ledgers'} against submitted queries",
         ),
         **queries,
         outcomes=records.OUTCOMES,
@@ -602,21 +599,21 @@ class SingleRelease:
         twice = max([twice, *(seen.power(confidence) for seen in self.noise if seen.what == "answers")])
         # A unit may also count twice by being sampled twice as often.
         twice = min([twice, *(seen.power(confidence) for seen in self.noise if seen.what == "samples")])
-        if self.attack is None or self.found is None:
+        attack, found = self.attack, self.found
+        if attack is None or found is None:
             return less, twice
-        mu = self.attack.mu
-        if mu is not None and self.found.separation is not None:
-            mu = min(mu, self.found.separation.mu_upper_limit(confidence))
+        mu = attack.mu
+        if mu is not None and found.separation is not None:
+            mu = min(mu, found.separation.mu_upper_limit(confidence))
             if self.control is not None and self.control.separation is not None:
                 # An attack that does not see the control, which shifts scores twice as far, sees no fault either.
                 mu = min(mu, self.control.separation.mu_upper_limit(confidence) / 2)
+        # Without a test of the shift, guesses alone decide.
+        is_gaussian, count = found.separation is not None, found.guesses.num_canaries
+        options: dict[str, Any] = {"num_canaries": count, "delta": delta, "confidence": confidence}
 
         def power(factor: float) -> float:
-            stronger = IdealAttack(epsilon=factor * self.attack.epsilon, mu=None if mu is None else factor * mu)  # type: ignore[union-attr]
-            count = self.found.guesses.num_canaries  # type: ignore[union-attr]
-            # Without a test of the shift, guesses alone decide.
-            is_gaussian = self.found.separation is not None  # type: ignore[union-attr]
-            options: dict[str, Any] = {"num_canaries": count, "delta": delta, "confidence": confidence}
+            stronger = IdealAttack(epsilon=factor * attack.epsilon, mu=None if mu is None else factor * mu)
             return stronger.power(self.claim, is_gaussian=is_gaussian, **options)
 
         return max(less, power(1 / LESS_NOISE)), max(twice, power(2.0))
@@ -681,17 +678,21 @@ class Audit:
     not_attacked: tuple[str, ...]
     releases: tuple[AuditedRelease, ...]
 
+    @property
+    def singles(self) -> list[SingleRelease]:
+        """Every release by itself, of all steps."""
+        return [single for step in self.releases for single in step.singles]
+
     def each(self, confidence: float) -> float:
         """Return the confidence of each test at which all tests of the audit together have ``confidence``."""
-        tests = sum(step.found.num_bounds + sum(each.num_tests for each in step.singles) for step in self.releases)
+        tests = sum(each.num_tests for each in self.singles) + sum(step.found.num_bounds for step in self.releases)
         return 1 - (1 - confidence) / max(1, tests)
 
     def proved(self, confidence: float = 0.95) -> float:
         """Return the largest lower bound on epsilon that any attack on the run's releases proves at this confidence,
         which holds for all attacks together."""
-        each = self.each(confidence)
-        results = [step.found for step in self.releases]
-        results += [single.found for step in self.releases for single in step.singles if single.found is not None]
+        each, results = self.each(confidence), [step.found for step in self.releases]
+        results += [single.found for single in self.singles if single.found is not None]
         return max(max(result.bounds(self.delta, each)) for result in results)
 
     @property
@@ -722,15 +723,14 @@ class Audit:
     def powers(self) -> list[tuple[str, float, float]]:
         """Return for each release by itself its name and the probabilities that the audit finds two thirds of its
         noise, and a unit that counts twice."""
-        return [(single.name, *self.powers_of(single)) for step in self.releases for single in step.singles]
+        return [(single.name, *self.powers_of(single)) for single in self.singles]
 
     @property
     def unseen(self) -> tuple[str, ...]:
         """The faults that this audit could not have found, in words: in the shape of noise, and those that the attacks
         of its releases cannot see."""
         each = self.each(SURE)
-        singles = [single for step in self.releases for single in step.singles]
-        shapes = [single.name for single in singles if not single.sees_shape(each)]
+        shapes = [single.name for single in self.singles if not single.sees_shape(each)]
         of_shape = [f"noise of another shape than stated, of the same size ({', '.join(shapes)})"] if shapes else []
         return (*of_shape, *(words for step in self.releases for words in step.unseen))
 
