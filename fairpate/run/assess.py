@@ -121,12 +121,6 @@ class Division:
     if_tied: tuple[GroupSelection, ...] = ()
 
     @property
-    def least(self) -> GroupSelection | None:
-        """The group with the smallest impact ratio (its selection rate over the highest group's); None if no two groups
-        can be compared."""
-        return _least(self.groups)
-
-    @property
     def smallest_ratio(self) -> float:
         """The smallest impact ratio of any group, also if records at the median score were selected; inf without a
         ratio."""
@@ -309,11 +303,9 @@ class AssessedPredictions:
             table = listing(each.name, *(Column(name, justify="right") for name in numbers), "")
             for group in each.groups:
                 rate, ratio = group.rate, group.ratio
-                table.add_row(
-                    *(group.name, count(group.num_records), percent(rate.value), interval(rate, percent)),
-                    *("" if math.isnan(ratio.value) else f"{ratio.value:.2f}",),
-                    *("" if math.isnan(ratio.value) else interval(ratio), group.remark),
-                )
+                numbers = (count(group.num_records), percent(rate.value), interval(rate, percent))
+                ratios = ("", "") if math.isnan(ratio.value) else (f"{ratio.value:.2f}", interval(ratio))
+                table.add_row(group.name, *numbers, *ratios, group.remark)
             parts += [Text(""), table]
         if self.judged is not None:
             parts += [Text(f"\nby {self.judged[0].name}"), facts(self.judged[1].measured_rows)]
@@ -419,17 +411,15 @@ def assess_predictions(
         num_tied = int((by.tied_N & counted_N).sum())
         # One record alone at the median is the median of an odd number, and ties with none.
         num_tied = num_tied if num_tied > 1 else 0
-        chosen, *if_tied = (
-            _selections(
-                each_N[counted_N],
-                codes_N[counted_N],
-                group_names,
-                persons_N=None if persons_N is None else persons_N[counted_N],
-                # The same draws for each division, whatever other columns are given.
-                generator=np.random.default_rng(seed),
-            )
-            for each_N in ([by.selected_N, by.selected_N | by.tied_N] if num_tied else [by.selected_N])
-        )
+        by_group: dict[str, Any] = {
+            "groups_N": codes_N[counted_N],
+            "names": group_names,
+            "persons_N": None if persons_N is None else persons_N[counted_N],
+            # The same draws for each division, whatever other columns are given.
+            "seed": seed,
+        }
+        chosen = _selections(by.selected_N[counted_N], **by_group)
+        if_tied = _selections((by.selected_N | by.tied_N)[counted_N], **by_group) if num_tied else ()
         measured = None
         if label is not None:
             place = {name: code for code, name in enumerate(by.classes)}
@@ -450,8 +440,8 @@ def assess_predictions(
                 generator=np.random.default_rng(seed),
             )
             measured = replace(measured, fair_at=rule)
-        tied: dict[str, Any] = {"num_tied": num_tied, "if_tied": if_tied[0]} if if_tied else {}
-        divisions.append(Division(name=" and ".join(names), groups=chosen, measured=measured, **tied))
+        name = " and ".join(names)
+        divisions.append(Division(name=name, groups=chosen, measured=measured, num_tied=num_tied, if_tied=if_tied))
         codes.append(codes_N[kept_N])
     finest_alone = False
     if label is not None and kept_N.any():
@@ -616,10 +606,8 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         require_columns(read, columns, title)
     except DataError as error:
         raise DataSettingsError(f"{error} Name the columns by options such as --prediction and --group.") from error
-    found = {}
-    for name in columns:
-        found[name] = np.array([_whole(each) for each in text_of(read[name]).to_pylist()], dtype=np.str_)
-    return title, found
+    values = {name: map(_whole, text_of(read[name]).to_pylist()) for name in columns}
+    return title, {name: np.array(list(each), dtype=np.str_) for name, each in values.items()}
 
 
 def _whole(text: str) -> str:
@@ -646,20 +634,21 @@ def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[IntArray, tuple[str
 
 def _selections(
     selected_N: npt.NDArray[np.bool_],
+    *,
     groups_N: IntArray,
     names: Sequence[str],
-    *,
     persons_N: IntArray | None,
-    generator: np.random.Generator,
+    seed: int,
 ) -> tuple[GroupSelection, ...]:
     """Return the selection rate and impact ratio of each group in ``names``, with intervals.
 
     ``selected_N`` and ``groups_N`` say of each shown record whether it is selected, and the index of its group; records
     of groups that the report leaves out are not among them. With ``persons_N``, the person of each record, the
-    intervals are from a bootstrap over persons.
+    intervals are from a bootstrap over persons, drawn from ``seed``.
     """
     sizes: dict[str, Any] = {"num_groups": len(names), "num_classes": 2}
-    joint_GYC = rates.joint_table(selected_N.astype(np.int64), groups_N, **sizes)
+    chosen_N = selected_N.astype(np.int64)
+    joint_GYC = rates.joint_table(chosen_N, groups_N, **sizes)
     size_G = joint_GYC.sum(axis=(1, 2))
     is_rare_G = size_G < LEAST_SHARE * size_G.sum()
     # Rare groups have no ratio, and do not count as the group with the highest rate.
@@ -668,8 +657,7 @@ def _selections(
     if len(common):
         ratio_3G[:, common] = selections(joint_GYC[common])[1]
     if persons_N is not None:
-        drawing: dict[str, Any] = {"generator": generator, "num_replicates": _REPLICATES, **sizes}
-        chosen_N = selected_N.astype(np.int64)
+        drawing: dict[str, Any] = {"generator": np.random.default_rng(seed), "num_replicates": _REPLICATES, **sizes}
         drawn_RG2 = rates.resampled_tables(chosen_N, groups_N, persons_N=persons_N, **drawing).sum(axis=2)
         rate_RG = rates.divide(drawn_RG2[..., 1], drawn_RG2.sum(axis=2))
         # Anew in each replicate: the group with the highest rate is itself estimated.
