@@ -22,21 +22,9 @@ from typing import Any, Literal, get_args
 import jinja2
 import yaml
 
+from fairpate import pages
 from fairpate.config import read_yaml
 from fairpate.data.dataset import sha256_of
-from fairpate.pages import (
-    at_most,
-    decimal,
-    delta_caution,
-    delta_text,
-    epsilon_text,
-    least_wrong,
-    most_detected,
-    most_often_right,
-    percent,
-    percent_at_most,
-    right_at_most,
-)
 from fairpate.releases.directory import read_json, run_at, write_json, write_text
 from fairpate.report.records import described_events
 from fairpate.run.bundle import published_statement, require_card
@@ -44,7 +32,7 @@ from fairpate.types import Relation, UserError
 
 DOSSIER_FORMAT = "fairpate.dossier/1"
 Form = Literal["registry", "nist", "egress"]
-FORMS: tuple[Form, ...] = ("registry", "nist", "egress")
+FORMS: tuple[Form, ...] = get_args(Form)
 Kind = Literal["filled", "operator", "open"]
 
 
@@ -121,22 +109,20 @@ def _other_content(epsilon: float, delta: float, relation: str) -> float:
     are equally likely. The guarantee is ``epsilon`` and ``delta`` for ``relation``."""
     if relation == _ADDED:  # another content: one unit is taken out, and another one put in
         epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
-    return least_wrong(epsilon, delta)
+    return pages.least_wrong(epsilon, delta)
 
 
 _ADDED: Relation = "add or remove one"
 _WORDS = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - the words of YAML and Markdown, not HTML
-_WORDS.filters |= {"percent": percent, "decimal": decimal, "epsilon": epsilon_text, "delta": delta_text}
-# For bounds, which are rounded up.
-_WORDS.filters |= {"at_most": at_most, "percent_at_most": percent_at_most, "right_at_most": right_at_most}
+_NAMED = {"percent": pages.percent, "decimal": pages.decimal, "epsilon": pages.epsilon_text, "delta": pages.delta_text}
+_BOUNDS = (pages.at_most, pages.percent_at_most, pages.right_at_most)  # which are rounded up
+_WORDS.filters |= _NAMED | {each.__name__: each for each in _BOUNDS}
+_MEANINGS = (pages.delta_caution, pages.least_wrong, pages.most_detected, pages.most_often_right)
+_WORDS.globals |= {each.__name__: each for each in _MEANINGS}
 _WORDS.globals.update(
     added=_ADDED,
     continuous=_continuous,
-    delta_caution=delta_caution,
     described=lambda events, parts: "; ".join(described_events(events, parts or {})),
-    least_wrong=least_wrong,
-    most_detected=most_detected,
-    most_often_right=most_often_right,
     other_content=_other_content,
 )
 _template = cache(_WORDS.from_string)
