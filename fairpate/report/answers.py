@@ -79,18 +79,17 @@ class AnswerGuarantee:
     def sentence(self) -> str:
         """What is guaranteed, in one sentence."""
         bound, met = self.bound, [name for name in self.group_names if name not in self.unmet]
+        most = _share(bound.max_error)
         if not met:
-            most = _share(bound.max_error)
             return f"The model answers nothing: at most {most} wrong answers cannot be guaranteed for any group"
         each = f"each of {counted(len(met), 'group')}" + (f" ({listed(met)})" if self.unmet else "")
         if len(met) == 1:
             each = f"the group {met[0]}"
         over = "the test sample and the noise" if self.metrics == "private" else "the test sample"
         if bound.of == "error":
-            what = f"Of the answers in {each} at most {_share(bound.max_error)} are wrong"
+            what = f"Of the answers in {each} at most {most} are wrong"
         else:
             true, named = self.class_names if bound.of == "false_positive" else self.class_names[::-1]
-            most = _share(bound.max_error)
             what = f"Of the answered records in {each} that are {true}, at most {most} are called {named}"
         return f"{what}, with probability {_share(bound.confidence)} over {over}"
 
@@ -131,18 +130,13 @@ class AnswerGuarantee:
     @property
     def answered_words(self) -> str:
         """The share of each group's records that are answered, with its interval."""
-        return "; ".join(f"{words} of {name}" for name, words in self.answered_by_group)
-
-    @property
-    def answered_by_group(self) -> list[tuple[str, str]]:
-        """For each group its name and the share of its records that are answered, with its interval."""
         found = []
         for name, estimate in zip(self.group_names, self.answered, strict=True):
             words = "not known" if math.isnan(estimate.value) else _share(estimate.value)
             if not math.isnan(estimate.value) and estimate.low != estimate.high:
                 words += f" ({_share(estimate.low)} to {_share(estimate.high)})"
-            found.append((name, words))
-        return found
+            found.append(f"{words} of {name}")
+        return "; ".join(found)
 
     @property
     def mood(self) -> Literal["good", "doubtful", "bad"]:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
@@ -37,16 +37,13 @@ from fairpate.pages import (
 )
 from fairpate.report import figures, frontier
 from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
-from fairpate.report.records import FAIR_IN_ANSWERS, WORDS, ends_words, fair_words
+from fairpate.report.records import FAIR_IN_ANSWERS, WORDS, Verdict, ends_words, fair_words
 from fairpate.types import FairRule, NotionName
 
 _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
 _MOST_COLUMNS, _MOST_LISTED = 5, 2000
 _PERCENT = "\u00a0%"
-_VERDICTS: tuple[Literal["fair", "perhaps fair", "not fair", "unknown"], ...] = (
-    *("fair", "perhaps fair", "not fair", "unknown"),
-)
 _RULE = frontier.SelectionRule()
 
 
@@ -251,7 +248,7 @@ def judged_words(point: Point, rule: FairRule) -> str:
         word = FAIR_IN_ANSWERS
     verdict, limit = f"It is {word}{among} by its {measure} of {gap}", f"{rule.limit:g}"
     if num_seeds > 1:
-        numbers = [f"{word} in {num_by_verdict[word]}" for word in _VERDICTS if num_by_verdict[word]]
+        numbers = [f"{word} in {num_by_verdict[word]}" for word in get_args(Verdict) if num_by_verdict[word]]
         by_seed = f" in each of {num_seeds} runs" if clear else f": of {num_seeds} runs it is {listed(numbers)}"
         return f"{verdict}{by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
     if math.isnan(low):

@@ -33,7 +33,8 @@ from fairpate.report.population import PrivatePopulation
 from fairpate.report.reject_option import RejectOptionSpread
 from fairpate.types import FairRule, GateRule, PrivacyStatement, QueryOutcomes, Relation, Unit
 
-Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unknown", "degenerate"]
+Verdict = Literal["fair", "perhaps fair", "not fair", "unknown"]
+Fairness = Literal[Verdict, "fair among some", "degenerate"]
 Mood = Literal["good", "doubtful", "bad", "none"]
 Rows = list[tuple[str, str]]
 
@@ -813,9 +814,7 @@ def left_out_words(measured: Evaluation) -> str:
     )
 
 
-def verdict(
-    *, low: float | None, high: float | None, fair_from: float | None, limit: float
-) -> Literal["fair", "perhaps fair", "not fair", "unknown"]:
+def verdict(*, low: float | None, high: float | None, fair_from: float | None, limit: float) -> Verdict:
     """Return whether a gap with the interval from ``low`` to ``high`` is fair at ``limit``; None and NaN are undefined.
 
     The whole interval decides, because a value below the limit may be chance. ``fair_from`` is the smallest limit at

@@ -303,9 +303,9 @@ class AssessedPredictions:
             table = listing(each.name, *(Column(name, justify="right") for name in numbers), "")
             for group in each.groups:
                 rate, ratio = group.rate, group.ratio
-                numbers = (count(group.num_records), percent(rate.value), interval(rate, percent))
+                shares = (count(group.num_records), percent(rate.value), interval(rate, percent))
                 ratios = ("", "") if math.isnan(ratio.value) else (f"{ratio.value:.2f}", interval(ratio))
-                table.add_row(group.name, *numbers, *ratios, group.remark)
+                table.add_row(group.name, *shares, *ratios, group.remark)
             parts += [Text(""), table]
         if self.judged is not None:
             parts += [Text(f"\nby {self.judged[0].name}"), facts(self.judged[1].measured_rows)]
