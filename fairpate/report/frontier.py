@@ -200,19 +200,22 @@ class Point:
         """Sentences on why a small gap of this point is weak evidence of fairness, such as a degenerate model."""
         return (*self.degenerate, *self.groups.words("run"))
 
+    def ends_of(self, notion: NotionName) -> FloatArray:
+        """Return the values of ``ends_S3`` for one notion; NaN where it was not recorded."""
+        return self.ends_S3.get(notion, np.full((len(self.seeds), 3), math.nan))
+
     def fair_from(self, notion: NotionName) -> FloatArray:
         """Return for each seed (S,) the smallest limit at which this point is called fair, as a report judges it: the
         whole interval is at or below the limit, and the records suffice. NaN where it is undefined."""
-        ends_S3 = self.ends_S3.get(notion, np.full((len(self.seeds), 3), math.nan))
-        return np.maximum(ends_S3[:, 1], ends_S3[:, 2])
+        _, high_S, fair_from_S = self.ends_of(notion).T
+        return np.maximum(high_S, fair_from_S)
 
     def fairness_at(self, rule: FairRule) -> Counter[str]:
         """Return the number of seeds by verdict (``fair``, ``perhaps fair``, ``not fair`` or ``unknown``) under the
         user's rule of fairness, which is the rule of a run's report."""
-        ends_S3 = self.ends_S3.get(rule.notion, np.full((len(self.seeds), 3), math.nan))
         return Counter(
             verdict(low=low, high=high, fair_from=fair_from, limit=rule.limit)
-            for low, high, fair_from in ends_S3.tolist()
+            for low, high, fair_from in self.ends_of(rule.notion).tolist()
         )
 
     def value(self, objective: Objective) -> float:
@@ -296,16 +299,7 @@ def points_of(
                 max_error_confidence=float(np.array([each.max_error_confidence for each in found], np.float64).min()),
                 units=max((each.declared_units for each in found if each.declared_units is not None), default=None),
                 fairness_S={name: np.array([notion_value(each, name) for each in found], np.float64) for name in NAMES},
-                ends_S3={
-                    name: np.array(
-                        [
-                            [each.fairness.get(name, {}).get(end) for end in ("low", "high", "fair_from")]
-                            for each in found
-                        ],
-                        np.float64,
-                    )
-                    for name in NAMES
-                },
+                ends_S3={name: np.array([_ends(each, name) for each in found], np.float64) for name in NAMES},
             )
         )
     unmeasured_by_all = {
@@ -327,6 +321,11 @@ def notion_value(record: RunRecord, notion: NotionName) -> float | None:
     """Return the value of a notion of fairness in the record of a run; None if it is undefined."""
     # A record that was made by hand may hold the default notion as disparity alone.
     return record.disparity if notion == DEFAULT else record.fairness.get(notion, {}).get("value")
+
+
+def _ends(record: RunRecord, notion: NotionName) -> list[float | None]:
+    known = record.fairness.get(notion, {})
+    return [known.get(name) for name in ("low", "high", "fair_from")]
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def judged_words(point: Point, rule: FairRule) -> str:
     word = clear or ("of unknown fairness" if num_by_verdict["unknown"] else "perhaps fair")
     missing = listed(list(point.groups.unmeasured)) if not NOTIONS[rule.notion].bounds_rate else ""
     among = f" where it is measured, but not known for {missing}," if missing else ""
-    low, high, _ = point.ends_S3.get(rule.notion, np.full((1, 3), math.nan))[0].tolist()
+    low, high, _ = point.ends_of(rule.notion)[0].tolist()
     gap = figures.with_spread(point.seen_by(rule.notion))[0]
     if word == "fair" and point.value("refused") > 0:
         word = FAIR_IN_ANSWERS

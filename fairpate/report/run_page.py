@@ -57,9 +57,9 @@ _HATCH = (
 )
 
 
-def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, y_label: str, title: str) -> Markup:
-    """Return an SVG drawing of up to three lines on linear axes from 0; ``lines`` maps each line's name to its points
-    (x, y).
+def curves(lines: Mapping[str, records.Course], *, delta: float, title: str) -> Markup:
+    """Return an SVG drawing of how up to three epsilons at ``delta`` grow with the submitted queries; ``lines`` maps
+    the name of each to its course.
 
     The name of a single line is at its end; names of several lines are in a legend below the chart.
     """
@@ -75,7 +75,7 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
             "scale": {"domain": [0, max(*values, 1e-12)], "nice": 4},
             "axis": {"tickCount": 4},
         }
-        for field, label, values in zip("xy", (x_label, None), zip(*points, strict=True), strict=True)
+        for field, label, values in zip("xy", ("submitted queries", None), zip(*points, strict=True), strict=True)
     }
     rows = [{"line": name, "x": x, "y": y} for name, line in lines.items() for x, y in line]
     look: dict[str, Any] = {"field": "line", "type": "nominal", "legend": None}
@@ -94,17 +94,16 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
             for channel, values in (("stroke", _STROKES), ("strokeDash", _DASHES))
         },
     }
-    return _drawn(rows, place, [*before, line, *after], y_label=y_label, title=title)
+    return _drawn(rows, place, [*before, line, *after], y_label=f"ε at δ = {delta_text(delta)}", title=title)
 
 
-def histogram(
-    edges: Sequence[float], stacks: Mapping[str, Sequence[int]], *, x_label: str, title: str, ticks: Sequence[float]
-) -> Markup:
-    """Return an SVG drawing of a stacked histogram of queries.
+def histogram(shares: Mapping[str, FloatArray], *, x_label: str, title: str) -> Markup:
+    """Return an SVG drawing of a stacked histogram of queries by a share in per cent.
 
-    ``edges``: the ends of the bins. ``stacks`` maps the colour of each part of the bars (a variable of the style sheet)
-    to its counts in the bins. ``ticks``: the values that are marked on the x axis.
+    ``shares`` maps the colour of each part of the bars (a variable of the style sheet) to the shares of its queries.
     """
+    edges = np.linspace(0, 100, 21).tolist()
+    stacks = {name: np.histogram(100 * share_Q, bins=edges)[0].tolist() for name, share_Q in shares.items()}
     rows = [
         {"stack": name, "order": order, "left": left, "right": right, "number": number}
         for order, (name, counts) in enumerate(stacks.items())
@@ -127,8 +126,8 @@ def histogram(
             "field": "left",
             "bin": {"binned": True},
             "title": x_label,
-            "scale": {"domain": [edges[0], edges[-1]], "nice": False},
-            "axis": {"values": list(ticks), "labelFlush": False},
+            "scale": {"domain": [0, 100], "nice": False},
+            "axis": {"values": edges[::4], "labelFlush": False},
         },
         "x2": {"field": "right"},
         "y": {
@@ -180,8 +179,7 @@ def public_report(report: PublicReport) -> str:
     if voting:
         budget_curve = curves(
             {f"ε = {epsilon_text(guarantee.epsilon)}": voting.epsilon_course},
-            x_label="submitted queries",
-            y_label=f"ε at δ = {delta_text(guarantee.delta)}",
+            delta=guarantee.delta,
             title="Data-independent privacy budget spent against submitted queries",
         )
         released_CG = [
@@ -325,8 +323,7 @@ def private_report(report: PrivateReport) -> str:
         compared=words,
         curve=curves(
             {f"{name}: {epsilon_text(total)}": course for (name, _), total, course in ledgers},
-            x_label="submitted queries",
-            y_label=f"ε at δ = {delta_text(guarantee.delta)}",
+            delta=guarantee.delta,
             title=f"{'The ledger' if are_one else 'Three ledgers'} against submitted queries",
         ),
         **queries,
@@ -358,13 +355,8 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
             share = percent(float(voted_cost_Q[clearer_Q].sum() / voted_cost_Q.sum()), digits=0)
             consensus += f" The {count(len(clearer_Q))} with the clearest votes made up {share} of the cost."
 
-    edges = np.linspace(0, 100, 21)
-
-    def stacked(share_Q: FloatArray, *, x_label: str, title: str) -> Markup:
-        stacks: dict[str, list[int]] = {
-            each: np.histogram(100 * share_Q[outcomes_Q == each], bins=edges)[0].tolist() for each in records.OUTCOMES
-        }
-        return histogram(edges.tolist(), stacks, x_label=x_label, title=title, ticks=range(0, 101, 20))
+    def by_outcome(share_Q: FloatArray) -> dict[str, FloatArray]:
+        return {each: share_Q[outcomes_Q == each] for each in records.OUTCOMES}
 
     by_group = []
     for group, name in enumerate(names):
@@ -423,13 +415,13 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         "charges": charges,
         "by_group": by_group,
         "costs": compared.varies
-        and stacked(
-            compared.of_worst_Q,
+        and histogram(
+            by_outcome(compared.of_worst_Q),
             x_label=f"cost of a query, % of its worst case (Rényi, order {report.rdp_order:g})",
             title="Cost per query",
         ),
-        "consensus": stacked(
-            share_Q,
+        "consensus": histogram(
+            by_outcome(share_Q),
             x_label=f"{voting.voters} that agree on the most popular label, %",
             title=f"Consensus of the {voting.voters}",
         ),
