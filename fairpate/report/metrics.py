@@ -45,6 +45,8 @@ NEARLY_ALL = 0.99
 HARDLY_ANY = 0.05
 LEAST_OTHERS = 3
 LEAST_ANSWERED = 0.5
+LEVEL = 0.95
+"""The confidence level of all intervals."""
 _CHANCE = 2.0  # standard deviations
 _ROUNDING = 1e-9
 
@@ -104,7 +106,7 @@ class GapResult:
 
 
 NOT_MEASURED = GapResult(
-    value=math.nan, low=math.nan, high=math.nan, level=0.95, n_undefined=0, min_cell_size=0, where="undefined"
+    value=math.nan, low=math.nan, high=math.nan, level=LEVEL, n_undefined=0, min_cell_size=0, where="undefined"
 )
 
 
@@ -374,7 +376,6 @@ def evaluate(
     hides_predictions: bool = True,
     labels_together: bool = False,
     num_replicates: int = 1000,
-    level: float = 0.95,
 ) -> Evaluation:
     """Return the evaluation (accuracy, coverage and fairness gaps) of ``predictions``: labels (N,), or probabilities
     (N, C).
@@ -398,18 +399,16 @@ def evaluate(
     rates.coverages(groups, answered, num_groups=len(group_names))
     groups, labels = groups.astype(np.int64), labels.astype(np.int64)
     apart = None if apart_N is None else np.asarray(apart_N, np.bool_)
-    shown = shown_records(
-        groups, answered, least=least_cell, num_groups=len(group_names), persons_N=persons_N, apart_N=apart
-    )
+    cells: dict[str, Any] = {"least": least_cell, "num_groups": len(group_names), "persons_N": persons_N}
+    least_predicted = least_cell if hides_predictions else 1
+    shown = shown_records(groups, answered, apart_N=apart, **cells)
     units_N = np.arange(len(groups)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     refused_N, with_refusals = ~answered, shown
     if apart is not None:
         refused_N = apart
-        with_refusals = shown_records(
-            groups, answered & ~apart, least=least_cell, num_groups=len(group_names), persons_N=persons_N
-        )
+        with_refusals = shown_records(groups, answered & ~apart, **cells)
     refused_N = refused_N & with_refusals.kept_N
-    refused_G = few_refused(groups, refused_N, with_refusals, units_N, least_cell if hides_predictions else 1)
+    refused_G = few_refused(groups, refused_N, with_refusals, units_N, least_predicted)
     if apart is not None:
         # The evaluation with refusals hides how many these are: with the groups' sizes here it would follow.
         shown = replace(shown, small_G=shown.small_G | refused_G, kept_N=shown.kept_N & ~refused_G[groups])
@@ -425,7 +424,7 @@ def evaluate(
         units_N[kept],
         parts,
         least_cell,
-        least_cell if hides_predictions else 1,
+        least_predicted,
         labels_together=labels_together,
     )
     drawn: dict[str, Any] = {"generator": generator}
@@ -473,7 +472,7 @@ def evaluate(
             )
             for z, name in enumerate(group_names)
         ),
-        gaps=_gaps(joint_GYC, drawn_of, hidden, level=level, group_names=group_names, class_names=class_names),
+        gaps=_gaps(joint_GYC, drawn_of, hidden, group_names=group_names, class_names=class_names),
         ermi=rates.ermi(joint_GYC),
         ermi_given_label=rates.ermi_given_label(joint_GYC),
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
@@ -502,17 +501,16 @@ def _gaps(
     drawn_of: Mapping[str, FloatArray],
     hidden: HiddenNumbers,
     *,
-    level: float,
     group_names: Sequence[str],
     class_names: Sequence[str],
 ) -> dict[str, GapResult]:
-    """Return all gaps by name, of the groups whose numbers are shown, with intervals of the given ``level`` from
-    ``drawn_of``, the replicates (R, G, Y, C) of each gap."""
+    """Return all gaps by name, of the groups whose numbers are shown, with intervals from ``drawn_of``, the replicates
+    (R, G, Y, C) of each gap."""
     gaps = {}
     for name, metric in GAPS.items():
         without_G = np.zeros(len(group_names), np.bool_) if name in _RATES else hidden.of(name)
         worst = metric(joint_GYC * ~without_G[:, None, None])
-        interval = rates.bootstrap_interval(metric, drawn_of[name], level=level)
+        interval = rates.bootstrap_interval(metric, drawn_of[name], level=LEVEL)
         # A largest gap is biased upwards in every replicate: if groups are treated alike, all replicates exceed the
         # gap.
         ends = (min(interval.low, worst.value), max(interval.high, worst.value))
@@ -521,7 +519,7 @@ def _gaps(
             value=worst.value,
             low=low,
             high=high,
-            level=level,
+            level=LEVEL,
             n_undefined=worst.n_undefined,
             min_cell_size=worst.min_cell_size,
             where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
@@ -554,11 +552,14 @@ def _drawn_apart(
     ones = np.ones_like(records["labels_N"])
     seed = drawn["generator"].integers(2**63)
 
+    def counted(hidden_G: BoolArray) -> BoolArray:
+        answered_N: BoolArray = records["answered_N"]
+        return answered_N & ~hidden_G[records["groups_N"]]
+
     def resampled(predicted: npt.NDArray[Any], hidden_G: BoolArray, **changes: Any) -> FloatArray:
         # The same seed for each table, so that all intervals are of the same replicates.
         generator = np.random.default_rng(seed)
-        answered_N = records["answered_N"] & ~hidden_G[records["groups_N"]]
-        arguments = {**records, **drawn, "answered_N": answered_N, "generator": generator, **changes}
+        arguments = {**records, **drawn, "answered_N": counted(hidden_G), "generator": generator, **changes}
         return rates.resampled_tables(predicted, **arguments, num_replicates=num_replicates)
 
     drawn_of = dict.fromkeys(GAPS, resampled(predictions_N, hidden.predicted_G, labels_N=None))
@@ -570,11 +571,7 @@ def _drawn_apart(
             # Two classes have no other table. And how persons' records differ is not known.
             replicates = resampled(predictions_N, hidden_G, groups_N=groups_N)
         else:
-            shown = {
-                **records,
-                "groups_N": groups_N,
-                "answered_N": records["answered_N"] & ~hidden_G[records["groups_N"]],
-            }
+            shown = {**records, "groups_N": groups_N, "answered_N": counted(hidden_G)}
             table_GYC = _spread_errors(rates.joint_table(predictions_N, **shown))
             size = round(table_GYC.sum())
             chances = table_GYC.ravel() / max(table_GYC.sum(), 1)

@@ -16,11 +16,10 @@ from fairpate import types
 from fairpate.fairness import rates
 from fairpate.fairness.rates import Population, PopulationEstimate, estimated_gap, estimated_rates
 from fairpate.pages import decimal, interval, percent
-from fairpate.report.metrics import GAPS, describe_cell
+from fairpate.report.metrics import GAPS, LEVEL, describe_cell
 from fairpate.types import FloatArray, strict
 
 POPULATION_FORMAT = "fairpate.private_population/1"
-_LEVEL = 0.95
 _NEARLY_ONE = 0.995  # the estimate of a constant prediction comes this near to 1
 
 
@@ -120,14 +119,14 @@ def private_population(
     coverage = estimated_rates(coverages, joint, draws)
     count_G, count_RG = joint.sum(axis=(-2, -1)), draws.sum(axis=(-2, -1))
     # Draws contain the error of the estimate: their quantiles are the ends of its interval.
-    low_G, high_G = np.quantile(count_RG, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2], axis=0)
+    low_G, high_G = np.quantile(count_RG, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     gaps = {}
     for name, metric in GAPS.items():
         gap = estimated_gap(metric, *answered)
         where = describe_cell(gap.where, group_names=group_names, class_names=class_names)
         gaps[name] = GapBetweenGroups(**vars(gap) | {"where": where})
     return PrivatePopulation(
-        level=_LEVEL,
+        level=LEVEL,
         class_names=tuple(class_names),
         groups=tuple(
             GroupEstimate(
