@@ -310,7 +310,7 @@ def card_text(card: Card, *, has_graph: bool, licence: str = "unknown") -> str:
 
 def _stated(rows: Sequence[tuple[str, str | None]], *, why: str) -> records.Rows:
     """Return the ``rows`` that have a value, and one row that names the others, with the reason ``why`` if known."""
-    missing = pages.listed([name[0].lower() + name[1:] for name, value in rows if not value])
+    missing = pages.listed([records.lower(name) for name, value in rows if not value])
     known = [(name, value) for name, value in rows if value]
     unknown = ("Not known", f"{missing}: {why}") if why else ("Not stated", missing)
     return [*known, unknown] if missing else known

@@ -196,7 +196,7 @@ class Guarantee:
         bound = pages.meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
             return bound
-        return f"{self.words['why_not_private']}. Nothing is bounded. With fresh noise: {bound[0].lower()}{bound[1:]}"
+        return f"{self.words['why_not_private']}. Nothing is bounded. With fresh noise: {lower(bound)}"
 
     @property
     def row(self) -> tuple[str, str]:
@@ -238,16 +238,12 @@ def described_event(event: Mapping[str, Any]) -> str:
             left_out |= {spread, reach}
     if event.get("sampling_rate") == 1:  # every record is read
         left_out.add("sampling_rate")
-    numbers = ", ".join(
-        [
-            *noise,
-            *(
-                f"{name.replace('_', ' ')} {shown(name, value)}"
-                for name, value in event.items()
-                if isinstance(value, int | float) and name not in left_out
-            ),
-        ]
-    )
+    others = [
+        f"{name.replace('_', ' ')} {shown(name, value)}"
+        for name, value in event.items()
+        if isinstance(value, int | float) and name not in left_out
+    ]
+    numbers = ", ".join([*noise, *others])
     # The first word gets the plural: 2 tables of votes.
     head, *of = str(event["noun"]).partition(" of ")
     number = event.get("count", 1)
@@ -527,46 +523,44 @@ class MeasuredClaims:
         measured = self.measured
         if not measured.is_measured:
             return [("accuracy", f"unknown: {measured.words['why_unknown']}")]
-        gap = measured.measured(rates.DEFAULT)
-        missing, hidden = listed(measured.not_measured), small_cell_words(measured)
         accuracy = "not shown" if math.isnan(measured.accuracy) and measured.not_shown else percent(measured.accuracy)
         before = ", before it refuses any" if self.before_refusals else ""
-        rows = [("accuracy", f"{accuracy} of {_number(measured, measured.num_answered)}{before}")]
-        if measured.majority_class is not None:
-            rows.append(("to compare", majority_words(measured)))
-        rows += [("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)]
-        if missing:
-            rows.append(("warning", f"gaps leave out {missing}: too few answered {measured.words['cell_noun']}s"))
-        if (least := least_found(measured)) is not None:
-            rows.append(("found least often", f"{least[0]}, in {_share_of_class(measured, least[1])}"))
-        by_group = coverage_by_group(measured).removesuffix(".")
-        covered = [
-            ("coverage", f"{percent(measured.coverage)}{f'; {by_group[0].lower()}{by_group[1:]}' if by_group else ''}")
-        ]
-        if self.answers is not None:
+        missing, noun = listed(measured.not_measured), measured.words["cell_noun"]
+        least, baseline = least_found(measured), self.without_privacy
+        if self.answers is None:
+            by_group = coverage_by_group(measured).removesuffix(".")
+            covered = [("coverage", "; ".join(filter(None, (percent(measured.coverage), lower(by_group)))))]
+        else:
+            right = self.answers.right_words if self.before_refusals else ""
             covered = [("answers", f"{self.answers.sentence}."), ("answered", self.answers.answered_words)]
-            if self.before_refusals and (right := self.answers.right_words):
-                covered.append(("right answers", right))
-        rows += [
+            covered.append(("right answers", right))
+
+        def others(kind: Literal["gap", "rate"]) -> str:
+            notions = [each for each in rates.NOTIONS.values() if each.bounds_rate == (kind == "rate")]
+            return ", ".join(
+                f"{notion.measure.removesuffix(f' {kind}')} {gap_words(measured.gaps[notion.reading])}"
+                for notion in notions
+                if notion.name != rates.DEFAULT
+            )
+
+        gap = measured.measured(rates.DEFAULT)
+        rows = [
+            ("accuracy", f"{accuracy} of {_number(measured, measured.num_answered)}{before}"),
+            ("to compare", "" if measured.majority_class is None else majority_words(measured)),
+            *(("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)),
+            ("warning", f"gaps leave out {missing}: too few answered {noun}s" if missing else ""),
+            ("found least often", f"{least[0]}, in {_share_of_class(measured, least[1])}" if least else ""),
             *covered,
             ("demographic-parity gap", f"{gap_words(gap)}, {interval_words(gap)}"),
+            ("other gaps", others("gap")),
+            (f"errors{' (worst class)' if len(measured.class_names) > 2 else ''}", others("rate")),
+            ("called fair", f"{_surely_fair_words(measured)}: {self.fairness_words}"),
+            ("left out", left_out_words(measured)),
+            ("not shown", small_cell_words(measured)),
+            ("metrics", measured.words["covered"]),
+            ("without privacy", f"{_learned_without_privacy(baseline)}; operator only" if baseline else ""),
         ]
-        of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
-        for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):
-            found = [
-                f"{notion.measure.removesuffix(f' {kind}')} {gap_words(measured.gaps[notion.reading])}"
-                for notion in rates.NOTIONS.values()
-                if notion.name != rates.DEFAULT and notion.bounds_rate == bounds_rate
-            ]
-            rows.append((name, ", ".join(found)))
-        rows += [("called fair", f"{_surely_fair_words(measured)}: {self.fairness_words}")]
-        rows += [
-            (name, words) for name, words in (("left out", left_out_words(measured)), ("not shown", hidden)) if words
-        ]
-        rows += [("metrics", measured.words["covered"])]
-        if self.without_privacy is not None:
-            rows.append(("without privacy", f"{_learned_without_privacy(self.without_privacy)}; operator only"))
-        return rows
+        return [(name, words) for name, words in rows if words]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -672,8 +666,8 @@ class RunStatement(MeasuredClaims):
                 if self.answers_nothing:
                     return f"{begin}, but it answers nothing: a bound on its errors is guaranteed for no group."
                 right = f" {answers.right_words}." if answers.right_words else ""
-            before = self.right_words
-            return f"{begin}.{right} Before it refuses any: {before[0].lower()}{before[1:-1]}; {self.fairness_words}."
+            before = lower(self.right_words.removesuffix("."))
+            return f"{begin}.{right} Before it refuses any: {before}; {self.fairness_words}."
         # The share that it answers too: a model that refuses most may seem fair and right.
         accuracy = self.right_words
         if (found := least_found(measured)) is not None and found[1] < _HARDLY:
@@ -726,7 +720,12 @@ class RunStatement(MeasuredClaims):
 
 def upper(words: str) -> str:
     """Return ``words`` with a capital first letter."""
-    return f"{words[0].upper()}{words[1:]}"
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def lower(words: str) -> str:
+    """Return ``words`` with a small first letter."""
+    return f"{words[:1].lower()}{words[1:]}"
 
 
 def fair_words(rule: FairRule) -> str:

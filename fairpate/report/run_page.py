@@ -276,9 +276,6 @@ def _gate(rule: GateRule) -> str:
     return f"γ = {margin} {gap}, after {rule.min_count} answers {start}"
 
 
-_LEDGERS: Mapping[str, str] = records.WORDS["ledgers"]
-
-
 def operator_report(report: PublicReport) -> str:
     """Return the operator's report of a run without queries as one HTML document: the first screen of the public one,
     with the operator's own claims. It depends on private records: never publish it."""
@@ -295,7 +292,7 @@ def private_report(report: PrivateReport) -> str:
     queries = _query_by_query(report, voting)
     # If no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
     are_one = all(courses[0] == other for other in courses[1:]) and not queries["costs"]
-    ledgers = list(zip(_LEDGERS.items(), totals, courses, strict=True))[: 1 if are_one else None]
+    ledgers = list(zip(records.WORDS["ledgers"].items(), totals, courses, strict=True))[: 1 if are_one else None]
 
     # The totals are compared as they are printed, rounded up to hundredths.
     def against(value: float, other: float) -> str:

@@ -44,7 +44,7 @@ from fairpate.data.tables import require_columns
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
 from fairpate.report.metrics import Evaluation, IntervalEstimate, evaluate
-from fairpate.report.records import Fairness, MeasuredClaims, fair_words, upper
+from fairpate.report.records import Fairness, MeasuredClaims, fair_words, lower, upper
 from fairpate.report.run_page import treated
 from fairpate.report.small_cells import shown_records
 from fairpate.run.private_metrics import LEVEL, selections
@@ -133,10 +133,9 @@ class Division:
         have too few records to be compared."""
         sentences = [_ratio_words(self.groups)]
         if self.num_tied:
-            other = _ratio_words(self.if_tied)
             sentences.append(
                 f"{count(self.num_tied)} records have exactly the median score and are not above it. If they were "
-                f"selected too: {other[0].lower()}{other[1:]}"
+                f"selected too: {lower(_ratio_words(self.if_tied))}"
             )
         if rare := [group.name for group in self.groups if group.is_rare]:
             sentences.append(f"Under {percent(LEAST_SHARE, digits=0)} of the records: {', '.join(rare)}.")
