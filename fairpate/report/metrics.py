@@ -419,18 +419,11 @@ def evaluate(
     # The difference of two evaluations is public as well.
     parts = [answered[kept]] if apart is None else [answered[kept] & of for of in (True, apart[kept], ~apart[kept])]
     hidden = hidden_numbers(
-        predicted,
-        records,
-        units_N[kept],
-        parts,
-        least_cell,
-        least_predicted,
-        labels_together=labels_together,
+        predicted, records, units_N[kept], parts, least_cell, least_predicted, labels_together=labels_together
     )
-    drawn: dict[str, Any] = {"generator": generator}
-    drawn_of: dict[str, FloatArray] = {}
     if rule is None:
-        drawn["persons_N"] = None if persons_N is None else np.asarray(persons_N)[kept]
+        of_kept = None if persons_N is None else np.asarray(persons_N)[kept]
+        drawn: dict[str, Any] = {"generator": generator, "persons_N": of_kept}
         if hidden.table_G.any():
             drawn_of = _drawn_apart(predicted, records, drawn, hidden, num_replicates)
         else:
@@ -446,8 +439,8 @@ def evaluate(
             true_labels_N=labels[at_gate],
             rule=rule,
             persons_N=None if persons_N is None else np.asarray(persons_N)[at_gate],
+            generator=generator,
             **sizes,
-            **drawn,
         )
         # Only now: the gate takes all records into account, including those of small groups.
         joint_RGYC[:, shown.small_G] = 0

@@ -55,13 +55,12 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
     standing = log.standing(delta=config.target.delta, and_of=and_of)
     for remark in standing_remarks(standing, delta=config.target.delta):
         opened.reporter.note("odometer", remark)
-    alone, shared = opened.dataset.records_alone, log.shared_remarks()
     statement = statement_of(
         config,
         trained,
         standing=standing,
-        records_alone=alone,
-        shared=shared,
+        records_alone=opened.dataset.records_alone,
+        shared=log.shared_remarks(),
         remarks=remarks,
         parts=parts,
         units=stated_units(config, opened.dataset, trained.events),
