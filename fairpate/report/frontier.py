@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -542,38 +542,27 @@ def baselines(points: Sequence[Point]) -> Baselines:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dominance:
-    """A comparison of two series (methods): the share and the epsilons of the points of ``loser`` that some point of
-    ``winner`` dominates."""
+class Dominance(NamedTuple):
+    """The share and the epsilons of the points of one series (method) that some point of another dominates."""
 
-    winner: str
-    loser: str
     share: float
     epsilons: tuple[float, ...]
 
 
-def dominance(points: Sequence[Point]) -> list[Dominance]:
+def dominance(points: Sequence[Point]) -> dict[tuple[str, str], Dominance]:
     """Return, for each ordered pair of series (methods) in one panel (data set and privacy class), how many points of
     the second are dominated by some point of the first."""
     require_one_panel(points)
     series = by_series(defined(points, OBJECTIVES)[0])
     values = {name: matrix(found, OBJECTIVES, guaranteed=True) for name, found in series.items()}
-    pairs = []
+    pairs = {}
     for (winner, better_NO), (loser, worse_MO) in itertools.permutations(values.items(), 2):
         # Every point of one series against every point of the other: (N, 1, O) against (M, O).
         nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
         somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
         beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
         epsilons = [point.value("epsilon") for point in itertools.compress(series[loser], beaten_M)]
-        pairs.append(
-            Dominance(
-                winner=winner,
-                loser=loser,
-                share=len(epsilons) / len(worse_MO),
-                epsilons=tuple(sorted(set(epsilons))),
-            )
-        )
+        pairs[winner, loser] = Dominance(len(epsilons) / len(worse_MO), tuple(sorted(set(epsilons))))
     return pairs
 
 

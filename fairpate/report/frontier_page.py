@@ -447,7 +447,7 @@ def _class_view(
                     "choice_words": " ".join(filter(None, (compared, left_out_words(found)))),
                     "choices": choices(found),
                     "ranked": ranked(found),
-                    "dominance": {(pair.winner, pair.loser): pair for pair in frontier.dominance(figures.sound(found))},
+                    "dominance": frontier.dominance(figures.sound(found)),
                 }
             )
         panels.append(

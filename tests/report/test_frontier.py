@@ -223,7 +223,7 @@ def test_dominance_counts_beaten_points_and_says_at_which_epsilon():
             run_record("c", epsilon=3.0, accuracy=0.7),
         ]
     )
-    found = {(pair.winner, pair.loser): pair for pair in dominance(points)}
+    found = dominance(points)
     assert len(found) == 6
     assert found["a", "b"].share == pytest.approx(1 / 3)
     assert found["a", "b"].epsilons == (2.0,)
@@ -237,7 +237,7 @@ def test_epsilons_that_promise_the_same_are_the_same():
     cheaper = run_record("dp_sgd", epsilon=0.9899, accuracy=0.79)
     found = frontier(points_of([calibrated, better, cheaper]))
     assert [point.method for point in found.members] == ["dp_fermi", "dp_sgd"]
-    beaten = {(d.winner, d.loser) for d in dominance(points_of([calibrated, better, cheaper])) if d.share}
+    beaten = {pair for pair, found in dominance(points_of([calibrated, better, cheaper])).items() if found.share}
     assert beaten == {("dp_fermi", "pate"), ("dp_sgd", "pate")}
 
 
