@@ -979,10 +979,9 @@ class PrivateReport:
     order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent Renyi cost of each query at
     order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost in the worst case. The two courses are data-dependent
     epsilons after each number of queries: ``epsilon_data_dependent_course`` charges every query for which noise was
-    drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts the
-    voters for the most popular label, ``runner_up_votes_Q`` those for the next, ``num_votes_Q`` all who voted.
-    ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the callers who asked
-    (empty: the run itself).
+    drawn, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate. ``votes_QC`` counts the voters for
+    each label. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the callers
+    who asked (empty: the run itself).
     """
 
     operators: PublicReport
@@ -991,9 +990,7 @@ class PrivateReport:
     rdp_worst_Q: Sequence[float]
     epsilon_data_dependent_course: Course
     epsilon_as_in_paper_course: Course
-    plurality_votes_Q: Sequence[int]
-    runner_up_votes_Q: Sequence[int]
-    num_votes_Q: Sequence[int]
+    votes_QC: Sequence[Sequence[int]]
     groups_Q: Sequence[int]
     outcomes_Q: Sequence[Outcome]
     at_Q: Sequence[float]

@@ -332,8 +332,9 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     """Return the template values for the part of the private report that shows single queries: the data-dependent
     privacy cost of each query as a share of its worst case, and how many voters agreed, as charts and words."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
+    ranked_Q, votes_Q = [sorted(votes, reverse=True) for votes in report.votes_QC], list(map(sum, report.votes_QC))
     # At least 1: a query without a vote has a share of 0.
-    share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
+    share_Q = np.array([votes[0] for votes in ranked_Q], dtype=np.float64) / np.maximum(votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
     voted_Q, names = outcomes_Q != "free", report.operators.claims.measured.group_names
     compared, total = pages.compared_costs(cost_Q, worst_Q, voted_Q), float(cost_Q.sum())
@@ -374,7 +375,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
             f"№ {count(query + 1)}",
             names[report.groups_Q[query]],
             records.OUTCOMES[report.outcomes_Q[query]],
-            f"{report.plurality_votes_Q[query]} : {report.runner_up_votes_Q[query]}",
+            f"{ranked_Q[query][0]} : {ranked_Q[query][1]}",
             percent(float(compared.of_worst_Q[query]), digits=0),
             percent(float(cost_Q[query]) / total, digits=2),
             # Day and time may stand on two lines where the column is narrow; neither is broken itself.
@@ -384,8 +385,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         )
         for query in compared.dearest
     ]
-    # A time of 0 means that none was recorded.
-    votes_Q, known = report.num_votes_Q, [at_s for at_s in report.at_Q if at_s]
+    known = [at_s for at_s in report.at_Q if at_s]  # a time of 0 means that none was recorded
     if not votes_Q:
         voters = "Nobody was asked."
     elif voting.voters != "teachers":

@@ -450,7 +450,6 @@ def write_reports(
                 spending, lambda start, end: accountant.rdp_data_dependent([spending.drawn(start, end)])
             )
             as_in_paper = _course(spending, spending.as_in_paper)
-        ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked]
         private = records.PrivateReport(
             operators=operators,
             rdp_order=best.order,
@@ -462,9 +461,7 @@ def write_reports(
             rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
             epsilon_data_dependent_course=dependent,
             epsilon_as_in_paper_course=as_in_paper,
-            plurality_votes_Q=[votes[0] for votes in ranked_Q],
-            runner_up_votes_Q=[votes[1] for votes in ranked_Q],
-            num_votes_Q=[sum(votes) for votes in ranked_Q],
+            votes_QC=[reservation.votes for reservation in asked],
             groups_Q=[reservation.group for reservation in asked],
             outcomes_Q=spending.outcomes_Q,
             at_Q=[reservation.at_s for reservation in asked],

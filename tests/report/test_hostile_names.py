@@ -118,9 +118,9 @@ def report(name: str, *, votes: bool) -> PublicReport:
 def operators(name: str) -> str:
     course = [(0, 0.0), (1, 0.5), (2, 0.9)]
     courses = {"epsilon_data_dependent_course": course, "epsilon_as_in_paper_course": course}
-    votes = {"plurality_votes_Q": [9, 7], "outcomes_Q": ["answered", "fairness"]}
+    votes = {"votes_QC": [[9, 1], [2, 7]], "outcomes_Q": ["answered", "fairness"]}
     public = report(name, votes=True)
-    votes |= {"rdp_Q": [1e-3, 0.05], "rdp_worst_Q": [0.1, 0.1], "runner_up_votes_Q": [1, 2], "num_votes_Q": [10, 10]}
+    votes |= {"rdp_Q": [1e-3, 0.05], "rdp_worst_Q": [0.1, 0.1]}
     votes |= {"groups_Q": [0, 0], "at_Q": [0.0, 1e9], "callers_Q": ["", name]}
     return private_report(PrivateReport(operators=public, rdp_order=8.0, **courses, **votes))
 

@@ -204,7 +204,7 @@ def test_what_queries_cost_is_told_by_their_costs() -> None:
     assert f"№ 4 green refused: too little consensus 40 : 35 100\u00a0% 66.14\u00a0% {when}" in words
     assert "On half of the queries that were voted on, 90\u00a0% of the teachers or more agree." in words
     assert "The 3 with the clearest votes made up 1\u00a0% of the cost." in words
-    unanimous = operated(plurality_votes_Q=[100] * 6, num_votes_Q=[100] * 6)
+    unanimous = operated(votes_QC=[[100, 0, 0]] * 6)
     assert "On half of the queries that were voted on, all teachers agree." in Page(private_report(unanimous)).words
     # The other way round: what is clear was dear.
     dear = {"rdp_Q": [0.1, 0.3, 0.0, 0.1, 0.4, 0.0], "rdp_worst_Q": [0.5] * 6}
@@ -319,7 +319,7 @@ def test_undefined_numbers_are_called_undefined() -> None:
 def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
     none = replace(VOTING, submitted=0, answered=0, epsilon_course=[])
     public = published(voting=none, epsilon=0.0)
-    empty = {name: [] for name in operated().__dict__ if name.endswith(("_Q", "_course"))}
+    empty = {name: [] for name in operated().__dict__ if name.endswith(("_Q", "_QC", "_course"))}
     assert "undisclosed" in Page(public_report(public)).words
     Page(private_report(PrivateReport(operators=public, rdp_order=8.0, **empty)))
     words = Page(PAGES["public"](epsilon=math.inf, epsilon_course=course([math.inf] * 6))).words
