@@ -173,6 +173,7 @@ GAP_NAMES = {notion.reading: notion.title for notion in NOTIONS.values()} | reco
 
 def public_report(report: PublicReport) -> str:
     """Return the public report of a run as one HTML document; it has sections about votes only if teachers voted."""
+    assert not report.claims.for_operator and report.claims.without_privacy is None, "claims of the operator alone"
     guarantee, voting = report.claims.guarantee, report.voting
     budget_curve: Markup | str = ""
     released_CG: list[list[float]] = []

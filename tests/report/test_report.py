@@ -12,7 +12,7 @@ import pytest
 from report_pages import PAGES, VOTING, Page, course, measured, operated, published, reordered
 
 from fairpate.pages import decimal, delta_caution, percent
-from fairpate.report.metrics import evaluate
+from fairpate.report.metrics import WithoutPrivacy, evaluate
 from fairpate.report.records import PrivateReport, PublicReport
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import REMARKS, GateRule
@@ -253,6 +253,14 @@ def test_the_first_screen_says_that_delta_is_large(
     assert bool(caution) == is_cautioned == (caution != "" and caution in privacy.details)
     assert caution in opening.replace("\u00a0", " ")
     assert (("warning", caution) in statement.rows) == is_cautioned
+
+
+def test_a_public_report_refuses_the_operators_claims() -> None:
+    public = published()
+    baseline = WithoutPrivacy(accuracy=0.9, num_records=100)
+    for changes in ({"for_operator": True}, {"without_privacy": baseline}):
+        with pytest.raises(AssertionError, match="operator"):
+            public_report(replace(public, claims=replace(public.claims, **changes)))
 
 
 def test_a_seeded_run_is_called_not_private_and_promises_nothing() -> None:

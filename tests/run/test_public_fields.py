@@ -24,7 +24,7 @@ from fairpate.fairness.rates import NOTIONS
 from fairpate.methods.base import configured
 from fairpate.releases.directory import RunDirectory
 from fairpate.report.frontier_page import FrontierReport
-from fairpate.report.records import AnsweredQueries, Guarantee, PublicReport
+from fairpate.report.records import AnsweredQueries, Guarantee, PublicReport, RunStatement
 from fairpate.run.compare import Comparison, run_cell, write_frontier_reports
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
@@ -304,8 +304,12 @@ def test_a_sweep_publishes_what_is_listed(sweep: Comparison) -> None:
 def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
-        *("title", "method", "guarantee", "voting", "evaluations", "reject_option", "answers"),
-        *("num_training_labels", "private_population", "made", "intended_use", "audited", "choice"),
+        *("title", "method", "claims", "voting", "evaluations", "reject_option"),
+        *("num_training_labels", "private_population", "made"),
+    }
+    assert {field.name for field in dataclasses.fields(RunStatement)} == {
+        *("guarantee", "measured", "answers", "has_reject_option", "intended_use", "audited", "choice"),
+        *("for_operator", "without_privacy"),  # a public report refuses these
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
