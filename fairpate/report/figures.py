@@ -104,6 +104,7 @@ def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
 
 # Diameters of marks, in pixels of a page.
 SMALLEST, LARGEST = 5.0, 14.0
+# In the order of the objectives, of two of which the complements are drawn.
 EPSILON, DISPARITY, ACCURACY, COVERAGE = range(4)
 PLANES = ((EPSILON, ACCURACY), (DISPARITY, ACCURACY), (EPSILON, COVERAGE), (EPSILON, DISPARITY), (COVERAGE, ACCURACY))
 """Pairs of drawn coordinates that a chart may show: horizontal, vertical."""
@@ -245,15 +246,10 @@ def shifts(
     ``MOST_SHIFT`` is free, it takes the one farthest from the other marks.
     """
     # Each row: a mark's horizontal and vertical position, and its diameter.
-    marks_N3 = np.column_stack(
-        [
-            *(
-                room * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate])
-                for coordinate, room in zip(plane, _ROOM, strict=True)
-            ),
-            diameters_N,
-        ]
-    )
+    across_up = list(plane)
+    low_2, high_2 = np.array(ends)[across_up].T
+    places_N2 = np.array(_ROOM) * (drawn_N4[:, across_up] - low_2) / (high_2 - low_2)
+    marks_N3 = np.column_stack([places_N2, diameters_N])
     # 0 first, then alternately to the right and to the left.
     tried_T = np.array(sorted(range(-MOST_SHIFT, MOST_SHIFT + 1, _STEP), key=lambda shift: (abs(shift), -shift)))
     across_T = tried_T * _ROOM[0] / 1000
@@ -543,7 +539,6 @@ class PanelView:
         - ``f``: on the frontier. ``g``: degenerate. ``h``: drawn hollow. ``j``: joined by a line.
         - ``d0`` and ``d1``, and likewise for ``a`` and ``c``: ends of the bar over seeds, for a point on the frontier.
         """
-        levels = epsilon_levels(self.points)
         lines = {id(point) for line in joined(self.complete).values() for point in line}
         members, sizes = on_frontier(self.points), coverage_range(self.points)
         diameters = [size_of(1 - point.value("refused"), sizes) for point in self.complete]
@@ -567,7 +562,7 @@ class PanelView:
                     "s": point.series,
                     **across,
                     **{name: round(value, 5) for name, value in zip(_FIELDS, drawn_4, strict=True)},
-                    "l": level_of(point, levels),
+                    "l": level_of(point, self.axis.levels),
                     "z": round((scale * diameters[rank]) ** 2, 1),
                     "f": id(point) in members,
                     "g": bool(point.degenerate),
@@ -732,13 +727,12 @@ def attained(
 
     ``stairs``: the rows of :meth:`PanelView.stairs`, from which the chart is drawn. ``paper`` as in :func:`plane`.
     """
-    coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
         # Seeds reach further than the means of configurations do.
         reached = [row[channel] for row in stairs] or [0.0, 1.0]
         ends = view.ends[EPSILON] if objective == "epsilon" else _with_room(min(reached), max(reached))
-        place[channel] = _axis(view, coordinate[objective], paper=paper, field=channel, ends=ends)
+        place[channel] = _axis(view, OBJECTIVES.index(objective), paper=paper, field=channel, ends=ends)
     scale = PAPER_SCALE if paper else 1.0
     series = _series(view.looks, scale, has_legend=paper)
     step: dict[str, Any] = {"type": "line", "interpolate": "step-after", "aria": False}
@@ -820,10 +814,10 @@ def _axis(
 ) -> dict[str, Any]:
     """Return the Vega-Lite encoding channel of one drawn coordinate, whose values are in the column ``field``, on an
     axis from ``ends[0]`` to ``ends[1]``; without ``ends`` the axis covers the panel's points."""
-    names = titles(view.points[0].notion)
-    title = ["ε" if paper else names["epsilon"], names["disparity"], names["error"], names["refused"]]
+    title = titles(view.points[0].notion)[OBJECTIVES[coordinate]]
     axis: dict[str, Any] = {"tickCount": 5}
     if coordinate == EPSILON:
+        title = "ε" if paper else title
         # Rounded once for both: Vega finds the label of a tick by equality.
         places, words = zip(*((round(at, 4), label) for at, label in view.axis.ticks), strict=True)
         axis = {"values": places, "labelExpr": f"{json.dumps(words)}[indexof({json.dumps(places)}, datum.value)]"}
@@ -832,7 +826,7 @@ def _axis(
     domain = [round(end, 5) for end in ends or view.ends[coordinate]]
     # The extents have room already: neither 0 nor round numbers are added to them.
     scale = {"domain": domain, "zero": False, "nice": False}
-    return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
+    return {"field": field, "type": "quantitative", "title": title, "axis": axis, "scale": scale}
 
 
 def chart_config(font_size: float, *, paper: bool = False) -> dict[str, Any]:

@@ -109,9 +109,8 @@ class Card:
     @property
     def choice_words(self) -> str:
         """What ε covers of the choice of this model among others."""
-        shown = self.statement.shown_choice
         covered = "part of ε" if self.privacy.tuning_accounted else "not part of ε"
-        return covered if shown is None else f"{covered}. {shown.named(self.privacy.epsilon)}"
+        return ". ".join(filter(None, (covered, self.statement.choice_words)))
 
     @property
     def statement(self) -> RunStatement:

@@ -641,6 +641,11 @@ class RunStatement(MeasuredClaims):
         return self.choice if is_open else None
 
     @property
+    def choice_words(self) -> str:
+        """What a choice by results costs, in a sentence; empty where :attr:`shown_choice` is None."""
+        return "" if self.shown_choice is None else self.shown_choice.named(self.guarantee.epsilon)
+
+    @property
     def no_baseline(self) -> str:
         if self.for_operator:
             return "The run measured no model without privacy to compare with: method sgd trains one on the same data."
@@ -697,9 +702,7 @@ class RunStatement(MeasuredClaims):
         )
         if guarantee.protects:
             # Earlier releases last: the budget of this run is the one that it was planned for.
-            choice = words["uncharged_tuning"] or "The choice of settings is part of ε."
-            if self.shown_choice is not None:
-                choice = self.shown_choice.named(guarantee.epsilon)
+            choice = self.choice_words or words["uncharged_tuning"] or "The choice of settings is part of ε."
             delta = pages.delta_words(guarantee.delta, guarantee.declared_units, guarantee.unit)
             details = [f"Protects {held}", delta, words["several_records"], choice, words["with_earlier"]]
         else:
@@ -712,9 +715,8 @@ class RunStatement(MeasuredClaims):
     @property
     def rows(self) -> Rows:
         """The guarantee and the measurements as pairs of heading and words, for a terminal or a notebook."""
-        caution = self.guarantee.delta_caution
-        choice = [] if self.shown_choice is None else [("the choice", self.shown_choice.named(self.guarantee.epsilon))]
-        rows = [self.guarantee.row, *choice, *([("warning", caution)] if caution else []), *self.measured_rows]
+        cautions = [("the choice", self.choice_words), ("warning", self.guarantee.delta_caution)]
+        rows = [self.guarantee.row, *(row for row in cautions if row[1]), *self.measured_rows]
         return [*rows, ("may it be published?", self.decision.words)]
 
 
