@@ -46,7 +46,7 @@ from fairpate.data.dataset import SPLIT_NAMES, Dataset
 from fairpate.types import DataError, FloatArray, IntArray
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
     from torch import Tensor
@@ -77,18 +77,13 @@ def require_no_copy(private: Records, others: Mapping[str, Records]) -> None:
     who sees the error, or that nothing was published, learns that many of these other records, which are public, are
     private ones too; the remark ``reading_tells`` of a statement says so.
     """
-    (x, groups), faults = private, []
-    if not len(x):
+    if not len(private[0]):
         return
-    repeated, own = _repeated_in_part(x), dict[bool, IntArray]()
-    for name, (other_x, other_groups) in others.items():
-        has_groups = groups is not None and other_groups is not None
-        if has_groups not in own:
-            own[has_groups] = _keys(x, groups if has_groups else None)
-        other_M = _keys(other_x, other_groups if has_groups else None)
-        if equal := equal_by_copy(own[has_groups], other_M, repeated_in_part=repeated):
+    repeated, faults = _repeated_in_part(private[0]), []
+    for name, has_groups, own_N, other_M in _compared(private, others):
+        if equal := equal_by_copy(own_N, other_M, repeated_in_part=repeated):
             faults.append(
-                f"{name}: {equal:,} of its {len(other_x):,} records equal private ones in features"
+                f"{name}: {equal:,} of its {len(other_M):,} records equal private ones in features"
                 f"{' and group' * has_groups}, more than chance explains; give records of another source: "
                 f"{PUBLIC_RECORD}. Leaving out the equal ones does not help, because what is left then shows which "
                 "records are private."
@@ -103,30 +98,60 @@ def doubts(private: Records, others: Mapping[str, Records]) -> tuple[str, ...]:
 
     Like an error of :func:`require_no_copy`, they depend on private records and are for the operator alone.
     """
-    (x, groups), found = private, []
-    own: dict[bool, IntArray] = {}
-    for name, (other_x, other_groups) in others.items():
-        if x.ndim != 2 or x.shape[1] < 2 or not len(x) or not len(other_x):
-            continue
-        has_groups = groups is not None and other_groups is not None
-        if has_groups not in own:
-            own[has_groups] = _keys(x, groups if has_groups else None)
-        other_M = _keys(other_x, other_groups if has_groups else None)
-        alike, how = _more_than_chance(own[has_groups], other_M), "equal private ones, of those that occur once,"
+    x, found = private[0], []
+    if x.ndim != 2 or x.shape[1] < 2 or not len(x):
+        return ()
+    some = {name: records for name, records in others.items() if len(records[0])}
+    for name, _, own_N, other_M in _compared(private, some):
+        alike, how = _more_than_chance(own_N, other_M), "equal private ones, of those that occur once,"
         if not alike:
-            alike, how = _near(x.numpy(), other_x.numpy()), "equal private ones once numbers are rounded,"
+            alike, how = _near(x.numpy(), some[name][0].numpy()), "equal private ones once numbers are rounded,"
         if alike:
             found.append(
-                f"{name}: {alike:,} of its {len(other_x):,} records {how} more than chance explains; if they "
+                f"{name}: {alike:,} of its {len(other_M):,} records {how} more than chance explains; if they "
                 f"were made from private records, epsilon does not cover them: {PUBLIC_RECORD}."
             )
     return tuple(found)
 
 
+def _compared(private: Records, others: Mapping[str, Records]) -> Iterator[tuple[str, bool, IntArray, IntArray]]:
+    """Yield for each of the ``others`` its name, whether groups are compared, which both need to have, and the keys of
+    the private and of the other records."""
+    (x, groups), own = private, dict[bool, IntArray]()
+    for name, (other_x, other_groups) in others.items():
+        has_groups = groups is not None and other_groups is not None
+        if has_groups not in own:
+            own[has_groups] = _keys(x, groups if has_groups else None)
+        yield name, has_groups, own[has_groups], _keys(other_x, other_groups if has_groups else None)
+
+
+def require_apart(dataset: Dataset) -> None:
+    """Raise DataError if public, validation or test records of ``dataset`` are a copy of private ones; see
+    :func:`require_no_copy`."""
+    require_no_copy(*_parts(dataset))
+
+
 def doubts_of(dataset: Dataset) -> tuple[str, ...]:
     """Return the :func:`doubts` about the public, validation and test records of ``dataset``."""
+    return doubts(*_parts(dataset))
+
+
+def _parts(dataset: Dataset) -> tuple[Records, dict[str, Records]]:
     private, *others = ((split.x, split.z.numpy()) for split in dataset.splits.values())
-    return doubts(private, {f"The {name} split": each for name, each in zip(SPLIT_NAMES[1:], others, strict=True)})
+    return private, {f"The {name} split": each for name, each in zip(SPLIT_NAMES[1:], others, strict=True)}
+
+
+def _occurrences(private_N: IntArray, other_M: IntArray) -> tuple[IntArray, IntArray]:
+    """Return how often each value that occurs in either part occurs among the private and among the other records."""
+    values, place_of = np.unique(np.concatenate([private_N, other_M]), return_inverse=True)
+    private_V, other_V = (np.bincount(places, minlength=len(values)) for places in np.split(place_of, [len(private_N)]))
+    return private_V, other_V
+
+
+def _rare(private_V: IntArray, other_V: IntArray) -> tuple[int, ...]:
+    """Return N11, N20 and N02: how many values occur once in each part, twice in the private one alone, and twice in
+    the other one alone."""
+    return tuple(int(((private_V == here) & (other_V == there)).sum()) for here, there in ((1, 1), (2, 0), (0, 2)))
 
 
 def _more_than_chance(private_N: IntArray, other_M: IntArray) -> int:
@@ -136,12 +161,8 @@ def _more_than_chance(private_N: IntArray, other_M: IntArray) -> int:
     Of one distribution, E[N11] is 2 M / N of E[N20] and 2 N / M of E[N02]. Of two it is at most the geometric mean of
     the two, which is below the larger one.
     """
-    values, place_of = np.unique(np.concatenate([private_N, other_M]), return_inverse=True)
-    private_V = np.bincount(place_of[: len(private_N)], minlength=len(values))
-    other_V = np.bincount(place_of[len(private_N) :], minlength=len(values))
-    across, within, within_other = (
-        int(((private_V == here) & (other_V == there)).sum()) for here, there in ((1, 1), (2, 0), (0, 2))
-    )
+    private_V, other_V = _occurrences(private_N, other_M)
+    across, within, within_other = _rare(private_V, other_V)
     if min(private_V.max(), other_V.max()) < 2:
         return 0
     ratio = 2 * len(other_M) / len(private_N)
@@ -193,27 +214,16 @@ def _near(x: npt.NDArray[Any], other_x: npt.NDArray[Any]) -> int:
     return found
 
 
-def require_apart(dataset: Dataset) -> None:
-    """Raise DataError if public, validation or test records of ``dataset`` are a copy of private ones; see
-    :func:`require_no_copy`."""
-    private, *others = ((split.x, split.z.numpy()) for split in dataset.splits.values())
-    names = (f"The {name} split" for name in SPLIT_NAMES[1:])
-    require_no_copy(private, {name: each for name, each in zip(names, others, strict=True) if len(each[0])})
-
-
 def equal_by_copy(private_N: IntArray, other_M: IntArray, *, repeated_in_part: float) -> int:
     """Return how many of the M other records equal a private one if chance cannot explain so many, otherwise 0.
 
     ``private_N`` and ``other_M`` are keys of the records' values, such as hashes: equal values have equal keys.
     ``repeated_in_part``: the share of private records that equal another one in a part of the columns.
     """
-    values, place_of = np.unique(np.concatenate([private_N, other_M]), return_inverse=True)
-    private_V = np.bincount(place_of[: len(private_N)], minlength=len(values))
-    other_V = np.bincount(place_of[len(private_N) :], minlength=len(values))
+    private_V, other_V = _occurrences(private_N, other_M)
     if not (equal := int(other_V[private_V > 0].sum())):
         return 0
-    pairs = (int(((private_V == here) & (other_V == there)).sum()) for here, there in ((1, 1), (2, 0), (0, 2)))
-    across, within, within_other = (math.sqrt(number) for number in pairs)
+    across, within, within_other = map(math.sqrt, _rare(private_V, other_V))
     in_part = math.sqrt(int((other_V > 0).sum()) * repeated_in_part) + _ROOT_ERROR
     most = math.sqrt(2 * (within + _ROOT_ERROR) * (within_other + _ROOT_ERROR))
     if min(private_V.max(), other_V.max()) < 2:
