@@ -171,32 +171,12 @@ def _text_batches(stream: Any, name: str, layout: Layout) -> Iterator[pa.Table]:
         raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
 
 
-class _Recoded(io.RawIOBase):
-    """A stream of bytes in UTF-8, read from ``stream``, whose text is in another encoding."""
-
-    def __init__(self, stream: Any, encoding: str) -> None:
-        self._stream, self._decoder = stream, codecs.getincrementaldecoder(encoding)()
-        self._rest, self._is_open = b"", True
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while self._is_open and not self._rest:
-            content = self._stream.read(_BYTES_AT_ONCE // 8)
-            self._is_open = bool(content)
-            self._rest = self._decoder.decode(content, not content).encode("utf-8")
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
-
-
 def _utf8(stream: Any, layout: Layout) -> io.BufferedReader:
     """Return the bytes of delimited text in UTF-8, whatever its encoding, from its header on: a byte-order mark is no
     part of a name, and a first line that is a comment is skipped."""
     if codecs.lookup(layout.encoding).name != "utf-8":
-        stream = _Recoded(stream, layout.encoding)
-    # A stream of bytes in memory has no `peek`.
+        stream = pa.transcoding_input_stream(pa.PythonFile(stream, mode="r"), layout.encoding, "utf-8")
+    # A stream of bytes in memory has no `peek`, nor has one of Arrow.
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if stream.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
         stream.read(len(codecs.BOM_UTF8))
