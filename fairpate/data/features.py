@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairpate import config as configuration
 from fairpate import encoders
-from fairpate.config import CODE_NAME, REMEDY
+from fairpate.config import CODE_NAME, WeightsConfig
 from fairpate.data.dataset import LoadedRecords, Option
 from fairpate.data.large_arrays import Pixels, kept_pixels
+from fairpate.data.tables import vectors_by_code
 from fairpate.files import cache_dir
 from fairpate.lazy import torch
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, oriented_gradients
-from fairpate.types import DataError, DataSettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +32,7 @@ FEATURES = Option(
 
 
 def encoder_of(
-    features: object, weights: configuration.WeightsConfig | None, picture_shape: tuple[int, ...]
+    features: object, weights: WeightsConfig | None, picture_shape: tuple[int, ...]
 ) -> encoders.PublicEncoder | None:
     """Return the description of the encoder that ``features`` name, with its file of ``weights``; None if they name
     none. EncoderError if the file does not belong to these features."""
@@ -47,9 +46,7 @@ def encoder_of(
     return None
 
 
-def with_features(
-    records: LoadedRecords, features: str, weights: configuration.WeightsConfig | None = None
-) -> LoadedRecords:
+def with_features(records: LoadedRecords, features: str, weights: WeightsConfig | None = None) -> LoadedRecords:
     """Return records whose pictures are replaced by features: ``oriented_gradients``, the vectors of an encoder
     (:mod:`fairpate.encoders`) with its file of ``weights``, or the output of the user's own function, named as
     ``module:function``.
@@ -71,28 +68,19 @@ def with_features(
             encoder=public,
             notes=(*records.notes, public.words),
         )
-    if not CODE_NAME.fullmatch(features):
-        x, names = oriented_gradients(pictures), feature_names()
-    else:
-        if not configuration.may_run(features):
-            raise DataSettingsError(f"pictures.features: {features} is code that would run with your rights; {REMEDY}.")
-        try:
-            function = configuration.named_object(features)
-            # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
-            rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
-        except Exception as error:  # the user's module may raise anything
-            raise DataError(
-                f"pictures.features: {features} failed ({type(error).__name__}: {error}); correct the function."
-            ) from error
-        sizes = {tuple(row.shape) for row in rows}
-        if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
-            expected = "one vector of finite numbers per picture, all of one length"
-            raise DataError(
-                f"pictures.features: {features}: expected {expected}, got shapes {sorted(sizes)[:3]}; correct the "
-                "function."
-            )
-        x = torch.stack(rows)
+    if CODE_NAME.fullmatch(features):
+        # Copies, so that the function cannot change the pixels.
+        vectors_NF = vectors_by_code(
+            features,
+            (picture.clone() for picture in pictures),
+            field="pictures.features",
+            expected="one vector of finite numbers per picture, all of one length",
+            remedy="correct the function",
+        )
+        x = torch.from_numpy(vectors_NF)
         names = tuple(f"{features} {place}" for place in range(x.shape[1]))
+    else:
+        x, names = oriented_gradients(pictures), feature_names()
     return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, mapped=None)
 
 

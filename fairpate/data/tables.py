@@ -452,7 +452,8 @@ def text_vectors(texts: Sequence[str], size: int, ngrams: str) -> Floats:
     if ngrams == word_vectors.NAME:
         return word_vectors.mean_vectors(texts)
     if CODE_NAME.fullmatch(ngrams):
-        return _vectors_of_function(texts, size, ngrams)
+        expected = f"a vector of {size} finite numbers for each text, as `text` says"
+        return vectors_by_code(ngrams, texts, size=size, field="ngrams", expected=expected, remedy="correct either")
     from sklearn.feature_extraction.text import HashingVectorizer  # costs a second, and only text needs it
 
     kinds: dict[str, Any] = {
@@ -464,22 +465,29 @@ def text_vectors(texts: Sequence[str], size: int, ngrams: str) -> Floats:
     return made
 
 
-def _vectors_of_function(texts: Sequence[str], size: int, place: str) -> Floats:
+def vectors_by_code(
+    place: str, given: Iterable[Any], *, size: int | None = None, field: str, expected: str, remedy: str
+) -> Floats:
+    """Return the vectors (N, ``size``) that the user's own function ``place``, a ``module:function``, makes of N texts
+    or pictures. It gets one at a time, so that no vector depends on another's. ``size`` None: any length, the same for
+    all.
+
+    Messages name the ``field``, what is ``expected``, and the ``remedy``. DataSettingsError if the user does not allow
+    files to name code (:mod:`fairpate.config`), DataError if the function fails or returns anything else.
+    """
     if not may_run(place):
-        raise DataSettingsError(f"ngrams: {place} is code that would run with your rights; {REMEDY}.")
+        raise DataSettingsError(f"{field}: {place} is code that would run with your rights; {REMEDY}.")
     try:
         function = named_object(place)
-        # One at a time, so that no vector depends on other texts.
-        rows = [np.asarray(function(text), dtype=np.float32) for text in texts]
+        rows = [np.asarray(function(each), dtype=np.float32) for each in given]
     except Exception as error:  # the user's module may raise anything
-        raise DataError(f"ngrams: {place} failed ({type(error).__name__}: {error}); correct the function.") from error
-    if any(row.shape != (size,) or not np.isfinite(row).all() for row in rows):
-        shapes = sorted({row.shape for row in rows})[:3]
-        raise DataError(
-            f"ngrams: {place}: expected a vector of {size} finite numbers for each text, as `text` says, got shapes "
-            f"{shapes}; correct either."
-        )
-    return np.stack(rows) if rows else np.zeros((0, size), dtype=np.float32)
+        raise DataError(f"{field}: {place} failed ({type(error).__name__}: {error}); correct the function.") from error
+    shapes = sorted({row.shape for row in rows})
+    wanted = shapes[:1] if size is None else [(size,)]
+    is_right = not shapes or (shapes == wanted and len(wanted[0]) == 1)
+    if not is_right or not all(np.isfinite(row).all() for row in rows):
+        raise DataError(f"{field}: {place}: expected {expected}, got shapes {shapes[:3]}; {remedy}.")
+    return np.stack(rows) if rows else np.zeros((0, size or 0), dtype=np.float32)
 
 
 def _mask(flags: pa.Array) -> Mask:
