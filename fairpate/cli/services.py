@@ -39,17 +39,17 @@ def list_data(data_dir: commands.DataDir = None) -> Output:
     # A mistyped folder would look like one without any files.
     if data_dir is not None and not data_dir.is_dir():
         raise ConfigError(f"--data-dir: {data_dir} is not a folder; give the folder with the publishers' files.")
-    from fairpate.data import list_datasets
+    from fairpate.data import REGISTRY
 
     table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
     found = []
     folder = os.environ.get("FAIRPATE_DATA")
-    for each in list_datasets(data_dir or (Path(folder) if folder else None)):
-        entry, here = each.entry, "yes" if each.present else "no"
+    for entry in REGISTRY.values():
+        is_here = entry.is_in(data_dir or (Path(folder) if folder else None))
         rows = "" if entry.rows is None else f"{entry.rows:,}"
-        table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, here)
+        table.add_row(entry.name, entry.task, entry.sensitive, rows, entry.licence, "yes" if is_here else "no")
         known = {name: getattr(entry, name) for name in ("name", "task", "sensitive", "rows", "licence")}
-        found.append(known | {"here": each.present})
+        found.append(known | {"here": is_here})
     return Output(facts={"data_sets": found}, words=table)
 
 

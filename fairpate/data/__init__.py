@@ -3,16 +3,13 @@
 This package knows nothing of models or mechanisms, and fits nothing to private records.
 """
 
-from fairpate.data.dataset import SPLIT_NAMES, Dataset, DatasetEntry, Option, SourceFile, Split
+from fairpate.data.dataset import SPLIT_NAMES, Dataset, DatasetEntry, SourceFile, Split
 from fairpate.data.registry import (
     REGISTRY,
     DatasetDescription,
-    DatasetListing,
-    SplitDescription,
     describe,
     entry_for,
     fetch,
-    list_datasets,
     load_data,
     load_once,
     option_showing_attribute,
@@ -28,15 +25,11 @@ __all__ = [
     "Dataset",
     "DatasetDescription",
     "DatasetEntry",
-    "DatasetListing",
-    "Option",
     "SourceFile",
     "Split",
-    "SplitDescription",
     "describe",
     "entry_for",
     "fetch",
-    "list_datasets",
     "load_data",
     "load_once",
     "option_showing_attribute",

@@ -398,6 +398,11 @@ class DatasetEntry:
         options = self.complete_options(given)
         return tuple(file for file in self.files if holds(file.when, options))
 
+    def is_in(self, data_dir: Path | None) -> bool:
+        """Return True if the files that the loader needs are in the folder ``data_dir``. Without a folder, only a data
+        set that needs no file is present."""
+        return all(data_dir is not None and find(file, data_dir) is not None for file in self.needed_files({}))
+
     def located(self, request: Request) -> tuple[Path, ...]:
         """Return the paths of all files, and of all folders of pictures, that the loader reads on ``request``; errors
         as in :func:`expanded` and :func:`locate`."""

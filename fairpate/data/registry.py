@@ -470,14 +470,6 @@ def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetListing:
-    """One line of the list of data sets; ``present``: whether the files that it needs are in the data folder."""
-
-    entry: DatasetEntry
-    present: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class SplitDescription:
     """The numbers of records of one split: ``counts_GC[g][k]`` of group g and class k, and ``unlabelled_G`` of each
     group's records without a label."""
@@ -495,18 +487,6 @@ class DatasetDescription(Described):
     name: str
     record_shape: tuple[int, ...]
     splits: tuple[SplitDescription, ...]
-
-
-def list_datasets(data_dir: Path | None = None) -> tuple[DatasetListing, ...]:
-    """Return a line for every data set that the project can read. Without a ``data_dir``, only data sets that need no
-    file count as present."""
-    return tuple(
-        DatasetListing(
-            entry=entry,
-            present=all(data_dir is not None and find(file, data_dir) is not None for file in entry.needed_files({})),
-        )
-        for entry in REGISTRY.values()
-    )
 
 
 def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:

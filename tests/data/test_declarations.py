@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_data
+from fairpate.data import REGISTRY, DataError, Dataset, describe, load_data
 from fairpate.data.columns import Feature, Group, Label, Meaning
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Request, SourceFile
 from fairpate.data.declaration import Declaration, DeclaredOption, Files, Identity, Person, Rule, Trim
@@ -160,7 +160,7 @@ def test_one_file_in_the_folder_is_all_that_a_table_needs(shop: Path, monkeypatc
     assert "shop" in registry
     assert set(registry) == {name for name, entry in REGISTRY.items() if entry.kind == "image"} | {"shop"}
     monkeypatch.setattr(import_module("fairpate.data.registry"), "REGISTRY", registry)
-    assert {line.entry.name for line in list_datasets(shop) if line.present} == {"color_digits", "shop"}
+    assert {name for name, entry in registry.items() if entry.is_in(shop)} == {"color_digits", "shop"}
     assert option_showing_attribute("shop", {"sensitive_as_feature": True}) == "sensitive_as_feature"
     config = DataConfig(name="shop", data_dir=shop, num_public=20, num_validation=10)
     dataset = load_data(config)

@@ -14,17 +14,15 @@ from rich.console import Console
 
 from fairpate.cli.summaries import describe_table
 from fairpate.config import DataConfig
-from fairpate.data import REGISTRY, DataError, describe, list_datasets, load_data
+from fairpate.data import REGISTRY, DataError, describe, load_data
 from fairpate.data.registry import CODEBOOKS
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 
 
-def test_every_data_set_is_listed_and_only_embedded_ones_are_always_present(tmp_path: Path) -> None:
-    listed = list_datasets(tmp_path)
-    assert [line.entry.name for line in listed] == list(REGISTRY)
-    assert [line.entry.name for line in listed if line.present] == ["color_digits", "loans"]
-    assert list_datasets() == listed
+def test_only_embedded_data_sets_are_always_present(tmp_path: Path) -> None:
+    for folder in (tmp_path, None):
+        assert [name for name, entry in REGISTRY.items() if entry.is_in(folder)] == ["color_digits", "loans"]
 
 
 def test_a_file_makes_its_data_set_present(tmp_path: Path) -> None:
@@ -32,7 +30,7 @@ def test_a_file_makes_its_data_set_present(tmp_path: Path) -> None:
     (tmp_path / "heart" / "heart_disease_health_indicators_BRFSS2015.csv.gz").write_bytes(b"")
     (tmp_path / "utkface" / "UTKFace").mkdir(parents=True)
     embedded, present = (
-        {line.entry.name for line in list_datasets(folder) if line.present} for folder in (tmp_path / "empty", tmp_path)
+        {name for name, entry in REGISTRY.items() if entry.is_in(folder)} for folder in (tmp_path / "empty", tmp_path)
     )
     assert embedded >= {"color_digits", "loans"}
     assert present - embedded == {"heart", "utkface"}
