@@ -517,13 +517,36 @@ def rows_of(
     table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]], *, others: bool = False
 ) -> Iterator[tuple[Part, str, pa.Table]]:
     """Yield the rows of every file in batches, one part of the data set after the other. Each batch is a triple: the
-    part, the file's name, and a table of the columns that the reader needs; with ``others`` of all columns."""
+    part, the file's name, and a table of the columns that the reader needs, with ``others`` of all columns. Values are
+    trimmed, and a public file without labels gets an empty label column."""
     others = others or table.identity.by_text
+    used, label = table.used(request.options), table.label.column
+    for part, name, rows in _batches_of(table, request, parts, others=others):
+        is_unlabelled = part == "public" and label not in rows.column_names
+        required = [column for column in used if not (is_unlabelled and column == label)]
+        for column in required:
+            again = f"{column}.1"
+            # If two columns have one name, either may be meant.
+            if {column, again} <= set(rows.column_names) and not rows[column].equals(rows[again]):
+                raise DataError(
+                    f"{name}: column {column}: two columns with different values have this name; rename one."
+                )
+        tables.require_columns(rows, required, name)
+        if is_unlabelled:
+            rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
+        # Columns of other options are part of a name by text too.
+        yield part, name, as_declared(table, rows if others else rows.select(used), request.options)
+
+
+def _batches_of(
+    table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]], *, others: bool
+) -> Iterator[tuple[Part, str, pa.Table]]:
+    """Yield the rows of every file in batches as :func:`rows_of` does, with the columns and values of the file."""
+    wanted = None if table.identity.by_text else table.used(request.options)
     if request.tables is not None:
         for part, given in request.tables.items():
-            wanted = None if table.identity.by_text else table.used(request.options)
             for rows in table_files.plain_batches(given, part, wanted=wanted):
-                yield part, part, _used_columns(table, part, rows, part, request, others)
+                yield part, part, rows
         return
     # Vectors next to a file are joined to its rows before any rule leaves one out.
     arrays = {column: each.vector for column, each in table.visible(request.options) if each.array and each.vector}
@@ -537,36 +560,13 @@ def rows_of(
         for file in itertools.chain.from_iterable(files):
             choice, path = dataset.locate(file, request.data_dir, has_folders=has_folders)
             if path.is_dir():
-                pictures = folder_table(path, dataset.resolve_data_dir(request.data_dir))
-                yield part, choice.path, _used_columns(table, part, pictures, choice.path, request, others)
+                yield part, choice.path, folder_table(path, dataset.resolve_data_dir(request.data_dir))
                 continue
             if choice.sha256 is not None:  # of the published bytes: a copy may be gzipped
                 dataset.check_file(choice, path, unpack=path.suffix == ".gz")
-            wanted = None if table.identity.by_text else table.used(request.options)
             batches = table_files.read_batches(path, choice.path, layout, wanted=wanted, others=others)
             for rows in table_files.with_vectors(batches, path, choice.path, arrays):
-                yield part, choice.path, _used_columns(table, part, rows, choice.path, request, others)
-
-
-def _used_columns(
-    table: Declaration, part: Part, rows: pa.Table, name: str, request: Request, others: bool
-) -> pa.Table:
-    """Return the columns of ``rows`` that the reader needs, or with ``others`` all columns, with trimmed values. A
-    public file without labels gets an empty label column."""
-    used, label = table.used(request.options), table.label.column
-    is_unlabelled = part == "public" and label not in rows.column_names
-    required = [column for column in used if not (is_unlabelled and column == label)]
-    for column in required:
-        again = f"{column}.1"
-        # If two columns have one name, either may be meant.
-        if {column, again} <= set(rows.column_names) and not rows[column].equals(rows[again]):
-            raise DataError(f"{name}: column {column}: two columns with different values have this name; rename one.")
-    tables.require_columns(rows, required, name)
-    if is_unlabelled:
-        rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
-    if not others:  # columns of other options are part of a name by text too
-        rows = rows.select(used)
-    return as_declared(table, rows, request.options)
+                yield part, choice.path, rows
 
 
 def as_declared(table: Declaration, rows: pa.Table, options: Mapping[str, Any]) -> pa.Table:

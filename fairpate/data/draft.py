@@ -7,7 +7,6 @@ Drafts of private files and checks count private records exactly: they are for p
 `public/`.
 """
 
-import datetime
 import itertools
 import json
 import math
@@ -27,7 +26,7 @@ from fairpate.config import DataConfig, nearest
 from fairpate.data import dataset as datasets
 from fairpate.data import table_files, tables
 from fairpate.data.dataset import Alike, Part
-from fairpate.data.dates import ISO_DATE
+from fairpate.data.dates import ISO_DATE, day_of
 from fairpate.data.declaration import PARTS, read_declaration, read_records, rows_of
 from fairpate.data.overlap import doubts_of
 from fairpate.data.pictures import LEVEL, folder_table
@@ -202,7 +201,7 @@ class SeenColumn:
     def date_format(self) -> str | None:
         """The one usual date format that fits all values of the column; None if several or none fit."""
         plain = [value[:10] for value in self.values if value not in self.marks]
-        fitting = [each for each in _DATE_FORMATS if all(_date(value, each) for value in plain)]
+        fitting = [each for each in _DATE_FORMATS if all(day_of(value, each) for value in plain)]
         return fitting[0] if len(fitting) == 1 else None
 
     @property
@@ -211,7 +210,7 @@ class SeenColumn:
         is the year after it."""
         form = self.date_format
         assert form is not None
-        years = [date.year for value in self.values if (date := _date(value[:10], form))]
+        years = [date.year for value in self.values if (date := day_of(value[:10], form))]
         return min(years), max(*years, min(years) + 1)
 
     @property
@@ -409,13 +408,6 @@ def _drafted(file: Path, public: Path | None, test: Path | None, folder: Path, *
         most_categories=_MOST_CATEGORIES,
         iso_date=ISO_DATE,
     )
-
-
-def _date(text: str, form: str) -> datetime.date | None:
-    try:
-        return datetime.datetime.strptime(text, form).date()
-    except ValueError:
-        return None
 
 
 def layout_of(file: Path, *, with_rows: bool) -> Layout:

@@ -427,8 +427,6 @@ def completed_pool(dataset: Dataset) -> "torch.Tensor":
 def _declared_units(config: DataConfig, entry: DatasetEntry, unit: Unit) -> int | None:
     """Return the declared number of protected units; None if none is declared, or only the number of records although
     persons are protected."""
-    if entry.rows is None and entry.persons is None:
-        return None
     try:
         count, counted = entry.protected(config.options, config.unit)
     except DataSettingsError:
