@@ -53,7 +53,7 @@ _PICTURES_AT_ONCE = 256
 # The public mean and spread of ImageNet's channels, which torchvision's files were trained with; of bytes.
 _MEAN, _STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 # Published DenseNet files still name `norm.1` what is `norm1` today.
-OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 _COUNTER = "num_batches_tracked"  # of no use outside training, and missing in old files
 _SHOWN = 3
 
@@ -299,9 +299,24 @@ def read_tensors(path: Path, sha256: str, *, field: str) -> dict[str, Tensor]:
         raise WeightsError(
             f"{field}: {path}: not a readable .pth or .safetensors file ({error}); save it again."
         ) from error
-    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+    is_by_name = isinstance(tensors, dict) and all(isinstance(key, str) for key in tensors)
+    if not is_by_name or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
         raise WeightsError(f"{field}: {path}: expected tensors by name; save `model.state_dict()` there.")
-    return tensors
+    return {_OLD_DENSENET.sub(r"\1\2", key): value for key, value in tensors.items()}
+
+
+def misfit(expected: Mapping[str, torch.Size], ours: Mapping[str, torch.Size]) -> str | None:
+    """Return in words how tensors by name, of the shapes ``ours``, differ from those ``expected``; None if they do
+    not."""
+    faults = {
+        "missing": expected.keys() - ours,
+        "unexpected": ours.keys() - expected,
+        "of other shape": {key for key in ours.keys() & expected.keys() if ours[key] != expected[key]},
+    }
+    for word, keys in faults.items():
+        if keys:
+            return f"{len(keys)} of {len(expected)} tensors {word}: {', '.join(sorted(keys)[:_SHOWN])}"
+    return None
 
 
 @cache
@@ -378,23 +393,15 @@ def _load(network: nn.Module, tensors: Mapping[str, Tensor], where: str, name: s
     """Put ``tensors`` into the network, whose last layer is cut off; WeightsError, which begins with ``where``, if any
     does not fit."""
     expected = network.state_dict()
-    ours = {OLD_DENSENET.sub(r"\1\2", key): value for key, value in tensors.items()}
-    ours |= {key: torch.zeros(()).long() for key in expected if key.endswith(_COUNTER) and key not in ours}
+    ours = {key: torch.zeros(()).long() for key in expected if key.endswith(_COUNTER)} | dict(tensors)
     # The last layer, weight and bias, is the only one that the file may have in addition.
-    surplus = [key for key in ours if key not in expected]
-    shapes = [key for key in expected if key in ours and ours[key].shape != expected[key].shape]
-    faults = {
-        "missing": [key for key in expected if key not in ours],
-        "unexpected": surplus if len({key.rpartition(".")[0] for key in surplus}) > 1 else [],
-        "of other shape": shapes,
-    }
-    for word, keys in faults.items():
-        if keys:
-            shown = ", ".join(sorted(keys)[:_SHOWN])
-            raise WeightsError(
-                f"{where}: no weights of {name} ({len(keys)} of {len(expected)} tensors {word}: {shown}); give its "
-                "state dict, or name the architecture of this file."
-            )
+    surplus = ours.keys() - expected
+    if len({key.rpartition(".")[0] for key in surplus}) == 1:
+        ours = {key: ours[key] for key in ours if key in expected}
+    if fault := misfit(*({key: each.shape for key, each in tensors.items()} for tensors in (expected, ours))):
+        raise WeightsError(
+            f"{where}: no weights of {name} ({fault}); give its state dict, or name the architecture of this file."
+        )
     fitting = {key: ours[key].float() if ours[key].is_floating_point() else ours[key] for key in expected}
     network.load_state_dict(fitting, assign=True)
     network.requires_grad_(requires_grad=False)

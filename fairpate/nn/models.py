@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.config import BACKBONES, EMBEDDED_NORM, IMAGENET, ModelConfig, WeightsConfig
-from fairpate.encoders import OLD_DENSENET, WeightsError, prepare_torchvision, read_tensors
+from fairpate.encoders import WeightsError, misfit, prepare_torchvision, read_tensors
 from fairpate.oriented_gradients import NUM_VALUES, gradient_histograms
 
 HEAD_OF = {"resnet18": "fc", "resnet50": "fc", "densenet121": "classifier"}
@@ -28,7 +28,6 @@ CONVOLUTIONAL = frozenset({"hog_logistic", "lenet", "tanh_cnn", "cnn", *BACKBONE
 """Names of the architectures that read images (B, channels, height, width)."""
 _PUBLISHED = "IMAGENET1K_V1"
 _PARAMETER_FREE = "num_batches_tracked"
-_SHOWN = 3
 # The public mean and spread of ImageNet's channels, which every published file was trained with.
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MAX_NORM_GROUPS = 8
@@ -83,26 +82,11 @@ def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
 @lru_cache(maxsize=1)
 def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
     tensors = read_tensors(path, sha256, field="backbone.weights")
-    if name == "densenet121":
-        tensors = {OLD_DENSENET.sub(r"\1\2", key): value for key, value in tensors.items()}
-    fault = _mismatch(name, tensors)
-    if fault is not None:
-        fitting = [other for other in BACKBONES if _mismatch(other, tensors) is None]
+    if fault := misfit(_expected(name), _shapes(name, tensors)):
+        fitting = [other for other in BACKBONES if not misfit(_expected(other), _shapes(other, tensors))]
         remedy = f"it is a {fitting[0]}: set model.name to that" if fitting else "give torchvision's own state dict"
         raise WeightsError(f"backbone.weights: {path}: no weights of {name} ({fault}); {remedy}, or give another file.")
     return {key: tensors[key].float() for key in _expected(name)}
-
-
-def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return a description of the ``tensors`` of a weights file that do not fit the architecture ``name``, apart from
-    its last layer; None if all fit."""
-    expected, ours = _expected(name), _shapes(name, tensors)
-    shapes = {key for key in ours.keys() & expected.keys() if ours[key] != expected[key]}
-    faults = {"missing": expected.keys() - ours, "unexpected": ours.keys() - expected, "of other shape": shapes}
-    for word, keys in faults.items():
-        if keys:
-            return f"{len(keys)} of {len(expected)} tensors {word}: {', '.join(sorted(keys)[:_SHOWN])}"
-    return None
 
 
 @lru_cache
