@@ -366,34 +366,29 @@ def person_names(persons: Any, count: int) -> Names:
 
 
 def dataset_of(
-    X: npt.ArrayLike,
-    y: npt.ArrayLike,
-    sensitive_features: npt.ArrayLike | None = None,
+    X: Values,
+    y: Values,
+    sensitive_features: Values | None = None,
     *,
     persons: Names | None = None,
-    public_X: npt.ArrayLike | None = None,
-    public_sensitive_features: npt.ArrayLike | None = None,
+    public_X: Values | None = None,
+    public_sensitive_features: Values | None = None,
 ) -> tuple[Dataset, Values, Values]:
-    """Return arrays as a data set named ``records``, and the names of classes and groups in the order of their codes.
+    """Return checked arrays as a data set named ``records``, and the names of classes and groups in the order of their
+    codes.
 
     Without groups, all records are in one group. The teacher of a record is chosen by its content, or by its person.
     Labels of public records are unknown, -1; there are no test records.
     """
-    x, labels = features(X), np.asarray(y)
+    x = features(X)
     public_x = x[:0] if public_X is None else features(public_X)
-    if labels.ndim != 1 or len(x) != len(labels):
-        raise ValueError(
-            f"y: expected one label per record of X, got {len(x)} records, labels of shape {labels.shape}; correct y."
-        )
     if x.ndim not in (2, 4) or not len(x) or public_x.shape[1:] != x.shape[1:]:
         raise ValueError(
             "X: expected records as (N, features) or (N, channels, height, width), and public_X of the same form, "
             f"got {tuple(x.shape)} and {tuple(public_x.shape)}; reshape them."
         )
-    classes, codes = np.unique(labels, return_inverse=True)
-    private_z = None if sensitive_features is None else np.asarray(sensitive_features)
-    public_z = None if public_sensitive_features is None else np.asarray(public_sensitive_features)
-    given = [values for values in (private_z, public_z) if values is not None and len(values)]
+    classes, codes = np.unique(y, return_inverse=True)
+    given = [each for each in (sensitive_features, public_sensitive_features) if each is not None and len(each)]
     # Concatenated, they would all become text, in which the groups 1 and 1.0 differ.
     if len({np.issubdtype(values.dtype, np.number) for values in given}) > 1:
         raise ValueError(
@@ -402,7 +397,7 @@ def dataset_of(
     groups: Values = np.unique(np.concatenate(given)) if given else np.array([])
     private_codes, public_codes = (
         np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
-        for values, count in ((private_z, len(x)), (public_z, len(public_x)))
+        for values, count in ((sensitive_features, len(x)), (public_sensitive_features, len(public_x)))
     )
     private = replace(_split(x, codes, private_codes), person_id=persons or ())
     dataset = dataset_with(

@@ -65,11 +65,17 @@ def as_table(frame: Any, name: str, *, wanted: Collection[str] | None = None) ->
                 f"{name}: expected distinct names of columns, got {column!r} twice; rename or leave out one of them."
             )
         try:
-            columns[column] = column_of(values, f"{name}: column {column}")
-        except DataSettingsError:
-            if is_wanted:
-                raise
-            continue
+            columns[column] = _column(values)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            if not is_wanted:
+                continue
+            kind = getattr(values, "dtype", None)
+            got = f"{type(values).__name__}{'' if kind is None else f' ({kind})'}; convert it to one of these"
+            # Arrow quotes values: only what this module says itself is shown.
+            got = str(error) if isinstance(error, _ColumnError) else got
+            raise DataSettingsError(
+                f"{name}: column {column}: expected text, numbers or dates, one for each record, got {got}."
+            ) from None
         first = next(iter(columns))
         if (length := len(columns[column])) != len(columns[first]):
             raise _no_table(frame, name, f" ({first} has {len(columns[first])} values, {column} has {length})")
@@ -112,27 +118,13 @@ def _kinds(values: Iterable[Any]) -> set[str]:
     return {kind_of(kind) for kind in set(map(type, values))}
 
 
-def column_of(values: Any, where: str) -> pa.Array:
-    """Return the ``values`` of one column as an Arrow array; ``where`` begins messages about them. What becomes of
-    missing values and of objects is as in :func:`as_table`."""
-    try:
-        return _column(values)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        # Arrow quotes values: only what this module says itself is shown.
-        got = str(error) if isinstance(error, _ColumnError) else f"{_type_name(values)}; convert it to one of these"
-        raise DataSettingsError(f"{where}: expected text, numbers or dates, one for each record, got {got}.") from None
-
-
 class _ColumnError(ValueError):
     """What a column has instead of values of one kind, with the remedy; no value is quoted."""
 
 
-def _type_name(values: Any) -> str:
-    kind = getattr(values, "dtype", None)
-    return type(values).__name__ + ("" if kind is None else f" ({kind})")
-
-
 def _column(values: Any) -> pa.Array:
+    """Return the ``values`` of one column as an Arrow array; what becomes of missing values and of objects is as in
+    :func:`as_table`."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if isinstance(values, np.ma.MaskedArray):
