@@ -5,7 +5,6 @@ A cell that is no day of the calendar never becomes a date.
 
 import datetime
 import re
-from functools import lru_cache
 
 ISO_DATE = "%Y-%m-%d"
 _ISO_DAY = re.compile(
@@ -15,7 +14,6 @@ _ISO_DAY = re.compile(
 _OF_C = {"%F": ISO_DATE, "%D": "%m/%d/%y", "%x": "%m/%d/%y", "%T": "%H:%M:%S", "%R": "%H:%M", "%e": "%d", "%h": "%b"}
 
 
-@lru_cache(maxsize=2**16)
 def day_of(text: str, form: str) -> datetime.date | None:
     """Return the date ``text`` that is written as ``form``; None for another text, and for no day of the calendar."""
     try:

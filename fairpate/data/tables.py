@@ -12,12 +12,13 @@ Shapes: N records, F features.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,32 +141,11 @@ def numbers_of_dates(values: pa.Array, feature: Feature) -> pa.Array:
     form, text = feature.date_format, text_of(values)
     if is_dates(values.type):
         form, text = ISO_DATE, pc.utf8_slice_codeunits(text, 0, 10)
-    low, high = feature.bounds or (0, 0)
-    numbers_N = pa.nulls(len(text), pa.int64())
-    if not is_short(form):
-        # Most dates at once. Arrow reads days that no calendar has, such as 31.02., and writes them otherwise.
-        days = pc.strptime(text, format=form, unit="s", error_is_null=True)
-        numbers_N = pc.year(days)
-        is_right = pc.and_(
-            pc.equal(pc.strftime(days, format=form), text),
-            pc.invert(pc.is_in(text, value_set=pa.array(feature.unknown, pa.string()))),
-        )
-        if (last := feature.age_on) is not None:
-            # Before the birthday, which `age_on` has not reached in its year, a year less has passed.
-            is_before = pc.greater(pc.add(pc.multiply(pc.month(days), 100), pc.day(days)), last.month * 100 + last.day)
-            numbers_N = pc.subtract(last.year, pc.add(numbers_N, is_before.cast(pa.int64())))
-            is_possible = pc.and_(
-                pc.greater_equal(numbers_N, min(low, 0.0)), pc.less_equal(numbers_N, max(high, float(_OLDEST)))
-            )
-            is_right = pc.and_(is_right, is_possible)
-        numbers_N = pc.if_else(pc.fill_null(is_right, False), numbers_N, None)
-    rest = text.filter(numbers_N.is_null())
     # Each value once: reading a date in Python is slow.
-    distinct = pc.unique(rest)
-    found = pa.array([_number_of_date(each, form, feature) for each in distinct.to_pylist()], pa.string())
-    return pc.replace_with_mask(
-        numbers_N.cast(pa.string()), numbers_N.is_null(), found.take(pc.index_in(rest, value_set=distinct))
-    )
+    coded = text.dictionary_encode()
+    rule = form, feature.bounds or (0.0, 0.0), feature.age_on, feature.unknown
+    found = pa.array([_number_of_date(each, *rule) for each in coded.dictionary.to_pylist()], pa.string())
+    return found.take(coded.indices)
 
 
 # A noncharacter of Unicode, which no text contains: it stands before, between and after the words on a cell.
@@ -174,13 +154,15 @@ _OLDEST = 122
 """The most years that a person is known to have lived."""
 
 
-def _number_of_date(text: str, form: str, feature: Feature) -> str:
+@lru_cache(maxsize=2**16)  # the days of a column are few, and those of its batches are the same
+def _number_of_date(
+    text: str, form: str, bounds: tuple[float, float], last: datetime.date | None, unknown: tuple[str, ...]
+) -> str:
     """Return the year or the age of the date ``text``, which is written as ``form``; see :func:`numbers_of_dates`."""
     day, is_number = day_of(text, form), re.fullmatch(r"\d+([.,]\d+)?", text)
-    if not text or text in feature.unknown or (day and form == ISO_DATE and text[:10] in feature.unknown):
+    if not text or text in unknown or (day and form == ISO_DATE and text[:10] in unknown):
         return ""
-    assert feature.bounds is not None
-    (low, high), last = feature.bounds, feature.age_on
+    low, high = bounds
     expected, remedy = f"a day of the calendar, written as {form}", _NO_NUMBER
     if is_number and not day:
         expected = f"a date written as {form}, not a number"
