@@ -343,12 +343,9 @@ class _AttackOnSteps:
         for name in self.names:
             of_one = self.of_one[name].norm if name in self.of_one else 0.0
             reach = max(of_one, self.one_step.reach.get(name, 0.0))
-            if name == "gradients":
-                claim = self._claim_of_gradients(delta)
-                found.append(Claimed(name=name, claim=claim, reach=reach))
-            else:
-                claim = self.one_step.claim(name, delta)
-                found.append(Claimed(name=name, claim=claim, is_joint=False, reach=reach))
+            is_joint = name == "gradients"
+            claim = self._claim_of_gradients(delta) if is_joint else self.one_step.claim(name, delta)
+            found.append(Claimed(name=name, claim=claim, is_joint=is_joint, reach=reach))
         return tuple(found)
 
     def _claim_of_gradients(self, delta: float) -> IdealAttack:

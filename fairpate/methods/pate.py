@@ -30,7 +30,6 @@ from fairpate import config as configuration
 from fairpate.config import AggregatorConfig, GatedAggregatorConfig
 from fairpate.data import Dataset, Split
 from fairpate.files import Storage, arrays_digest, open_storage
-from fairpate.lazy import Later
 from fairpate.methods.base import NoisySum, Stream, Trained, Training, TrainsTeachers, determining_values
 from fairpate.methods.defaults import multiplier_within
 from fairpate.methods.learning import passing, unread_beside_rule
@@ -60,11 +59,7 @@ from fairpate.terminal import Reporter
 from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
 
 if TYPE_CHECKING:
-    from fairpate.nn import fit
-    from teachers import ray_pool
     from teachers.ensemble import BlockPool
-else:  # both import torch, which readers of votes and configurations do not need
-    fit, ray_pool = Later("fairpate.nn.fit"), Later("teachers.ray_pool")
 
 
 def _one_place_everywhere(storage: str) -> str:
@@ -259,10 +254,12 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
         """Return all teachers, in Ray actors, as voters of a service; votes on the run's own queries are read from its
         folder."""
-        with ray_pool.open_pool(self.ray) as pool:
+        from teachers.ray_pool import ServingTeachers, open_pool  # torch
+
+        with open_pool(self.ray) as pool:
             ensemble = self.train_teachers(dataset, run.teachers, pool)
         # After the pool is closed: its actors used the CPUs that the serving actors need.
-        voters = ray_pool.ServingTeachers(ensemble, self.ray)
+        voters = ServingTeachers(ensemble, self.ray)
         return StandingVoters(
             ensemble=ensemble.digest,
             ask=lambda features, _: voters.votes(features),
@@ -330,6 +327,8 @@ class PateSIn(PateFamily):
     def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Train a student on the released labels, with the demographic-parity regulariser in its loss, and return
         it."""
+        from fairpate.nn.fit import public_penalty  # a configuration is read without torch
+
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)
-        penalty = fit.public_penalty(public.x, public.z, self.pate_s_in, generator=generator)
+        penalty = public_penalty(public.x, public.z, self.pate_s_in, generator=generator)
         return self.taught(training, labels, self.said(training, labels), penalty=penalty)

@@ -590,12 +590,11 @@ class WeightedBallot:
     """The feature map phi of weighted votes. A record votes by adding the vector phi(x) to the row of its label in a
     table of sums.
 
-    phi(x) depends on no other private record. ``embedding`` None: records are already embedded. ``radius`` is the norm
-    of a typical embedded record; longer ones are scaled down to it.
+    phi(x) depends on no other private record. ``embedding`` None: records are already embedded. Embedded records that
+    are longer than a typical one, of norm EMBEDDED_NORM, are scaled down to it.
     """
 
     embedding: Embedding | None
-    radius: float = configuration.EMBEDDED_NORM
 
     @classmethod
     def of(cls, dataset: Dataset, config: EmbeddingConfig) -> WeightedBallot:
@@ -608,7 +607,7 @@ class WeightedBallot:
         of a vote is the same constant for all records."""
         embedded = x if self.embedding is None else self.embedding(x)
         # One NaN would spoil all sums, and so reveal that its record is there.
-        coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
+        coordinates = embedded.double().nan_to_num(0.0).numpy() / configuration.EMBEDDED_NORM
         lengths_N1 = np.linalg.norm(coordinates, axis=1, keepdims=True)
         # Coordinates of norm one at most and the constant, over the length of both: a vote has norm one at most.
         constant = np.full((len(x), 1), _CONSTANT)

@@ -19,7 +19,6 @@ Shapes: T teachers, Q queries, C classes.
 """
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from typing import ClassVar
@@ -38,7 +37,7 @@ from fairpate.methods.voting import choose_queries
 from fairpate.privacy.audit_bounds import Shadows
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.directory import ReleasedArrays
-from fairpate.types import IntArray
+from fairpate.types import IntArray, Unit
 
 
 class TeacherVotesConfig(TaughtConfig):
@@ -91,15 +90,12 @@ class TeacherVotes(VotesOfRecords, TrainsTeachers):
         if not share:
             return (self.sum_event(dataset.unit, norm=norm, scale=1),)
 
-        def both(noise: float) -> tuple[VoteSums | VoteTables, ...]:
+        def both(noise: float, unit: Unit = "record") -> tuple[VoteSums | VoteTables, ...]:
             # Of one Gaussian release with this multiplier, the table has its share and the counts have the rest.
-            counts = VoteSums(count=1, noise_stddev_votes=noise * norm / math.sqrt(1 - share), norm=norm)
-            return (counts, table_event("record", noise_multiplier=noise / math.sqrt(share)))
+            counts = VoteSums(count=1, noise_stddev_votes=noise * norm / math.sqrt(1 - share), norm=norm, unit=unit)
+            return (counts, table_event(unit, noise_multiplier=noise / math.sqrt(share)))
 
-        noise = noise_within(self.target, both)
-        counts, _ = both(noise)
-        unit = dataset.unit
-        return (replace(counts, unit=unit), table_event(unit, noise_multiplier=noise / math.sqrt(share)))
+        return both(noise_within(self.target, both), dataset.unit)
 
     def queries(self, dataset: Dataset) -> Split:
         """Return the public records on which teachers vote."""

@@ -44,7 +44,7 @@ from fairpate import types
 from fairpate.config import ConfigError, Noise, QueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.lazy import Later, torch
+from fairpate.lazy import torch
 from fairpate.methods.base import Audited, ExpectedVotes, Method, Price, RunLog, Trained, Training, price
 from fairpate.methods.learning import fit_student, public_records, require_labels
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule
@@ -62,12 +62,6 @@ from teachers.work import PoolError
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from fairpate.nn import fit
-    from student import student as students
-    from teachers import ensemble as ensembles
-else:  # all import torch, which readers of votes and configurations do not need
-    fit, students, ensembles = Later("fairpate.nn.fit"), Later("student.student"), Later("teachers.ensemble")
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
@@ -405,6 +399,9 @@ def _submit(
         return sessions.answer_queries(
             votes, keys=keys, session=session, on_progress=lambda done: on_progress(done, len(keys)), **how
         )
+    from fairpate.nn.fit import predict_probabilities  # torch, which readers of votes and configurations do not need
+    from student.student import train_student
+
     total = plan.method.aggregator.num_queries or len(keys)
     learning = plan.method.student_training.model_copy(update={"method": "supervised"})
     waiting = list(range(len(keys)))
@@ -418,7 +415,7 @@ def _submit(
         chosen = waiting[:size]
         if result is not None and waiting and len(result.labelled.labels):
             labelled = result.labelled
-            student = students.train_student(
+            student = train_student(
                 public_records(queries, labelled),
                 learning,
                 num_classes=dataset.num_classes,
@@ -432,7 +429,7 @@ def _submit(
             counts_GC = np.zeros(tuple(sizes.values()), dtype=np.int64)
             np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
             admitted = sessions.admit_queries(
-                fit.predict_probabilities(student, queries.x[rows]).double().numpy(),
+                predict_probabilities(student, queries.x[rows]).double().numpy(),
                 queries.z[rows].numpy(),
                 gate=DemographicParityGate(plan.method.gate, **sizes, counts_GC=counts_GC),
                 count=size,

@@ -117,12 +117,12 @@ def test_shortening_keeps_direction_and_whole_numbers_within_the_norm() -> None:
 def records_of(count: int, num_persons: int | None, pool: BlockPool) -> tuple[RecordSums, torch.Tensor]:
     """The sums of ``count`` records in seven dimensions, of which a few are far longer than a vote."""
     generator = np.random.default_rng(5)
-    x = torch.from_numpy(generator.normal(size=(count, 7)) * generator.choice([0.1, 1, 30], (count, 1))).float()
+    x = torch.from_numpy(generator.normal(size=(count, 7)) * generator.choice([0.4, 4, 120], (count, 1))).float()
     persons = () if num_persons is None else tuple(f"p{n}" for n in generator.integers(0, num_persons, count))
     names = tuple(str(n) for n in range(count))
     labels = torch.from_numpy(generator.integers(0, 3, count))
     split = Split(x=x, y=labels, z=torch.zeros(count, dtype=torch.int64), record_id=names, person_id=persons)
-    return RecordSums.of(WeightedBallot(embedding=None, radius=1.0), split, pool), x
+    return RecordSums.of(WeightedBallot(embedding=None), split, pool), x
 
 
 LEFT = {
@@ -141,7 +141,7 @@ def test_sums_by_parts_and_from_a_mapped_file_are_those_of_all_records_at_once(
     monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path))
     records, x = records_of(1500, num_persons, BlockPool())
     assert not records.phi_NW.flags.owndata  # a view of a file
-    phi, labels = WeightedBallot(embedding=None, radius=1.0).votes(x), records.labels_N
+    phi, labels = WeightedBallot(embedding=None).votes(x), records.labels_N
     np.testing.assert_array_equal(records.phi_NW, phi)
     for left in LEFT.values():
         whole = product_sum(left(phi, labels), phi, norm=UNITS**2, person_N=records.person_N)

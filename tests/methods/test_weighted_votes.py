@@ -90,8 +90,7 @@ def test_a_vote_is_short_and_its_own_record_s_affair(ballot: WeightedBallot, dig
 
 def test_no_record_whatever_it_says_votes_longer_than_one(digits: Dataset) -> None:
     for kind in (torch.full((3, 40), 1e30), torch.full((3, 40), -3e38), torch.zeros(3, 40)):
-        plain = WeightedBallot(embedding=None, radius=1e-3)
-        assert ((plain.votes(kind).astype(object) ** 2).sum(axis=1) <= UNITS**2).all()
+        assert ((WeightedBallot(embedding=None).votes(kind).astype(object) ** 2).sum(axis=1) <= UNITS**2).all()
 
 
 def test_the_table_is_the_sum_of_votes_by_label(ballot: WeightedBallot, digits: Dataset, monkeypatch: Any) -> None:
