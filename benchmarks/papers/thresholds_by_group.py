@@ -12,7 +12,6 @@ the mean probability from the share of the second class in a group, ``coverage``
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from scipy.special import softmax
 from fairpate.data import Split, load_data
 from fairpate.fairness.gate import filter_stream
 from fairpate.methods.record_votes import UNITS, WeightedBallot
-from fairpate.methods.voting import noisy_counts_of
 from fairpate.releases.directory import RunDirectory, read_labels
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 from fairpate.types import FloatArray, GateRule
@@ -63,10 +61,7 @@ def compared(cell: Cell, folder: Path) -> dict[str, dict[str, Any]]:
     """What a rule with thresholds from one table, and one with thresholds of each group, do on the test records."""
     method: Any = cell.config
     dataset, labelled = load_data(method.data), read_labels(RunDirectory(root=folder).labels)
-    noise = float(asdict(method.plan(dataset).mechanism)["noise_stddev_votes"])
-    bins, ballot = noisy_counts_of(labelled, noise, method.num_voters).bins(
-        dataset, num_bins=method.thresholds.num_bins
-    )
+    bins, ballot = method.counts_of(dataset, labelled).bins(dataset, num_bins=method.thresholds.num_bins)
     (event,), draws = method.beside(dataset), np.random.default_rng(method.seed)
 
     def noisy_rule(split: Split) -> FloatArray:

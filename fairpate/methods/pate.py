@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -35,14 +35,7 @@ from fairpate.methods.defaults import multiplier_within
 from fairpate.methods.learning import passing, unread_beside_rule
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule, ThresholdsConfig, table_event
 from fairpate.methods.record_votes import rule_network, with_noise
-from fairpate.methods.voting import (
-    NO_GATE,
-    GnmaxMethod,
-    ReleasedLabels,
-    StandingVoters,
-    choose_queries,
-    noisy_counts_of,
-)
+from fairpate.methods.voting import NO_GATE, GnmaxMethod, ReleasedLabels, StandingVoters, choose_queries
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.releases.directory import (
     Origin,
@@ -196,8 +189,7 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
                 f"{run.labels}: has {what}, so it is not what this run released on its data set; restore the file, and "
                 "the public records, from one copy."
             )
-        noise = float(asdict(self.plan(dataset).mechanism)["noise_stddev_votes"])
-        counts = noisy_counts_of(labelled, noise, self.num_voters)
+        counts = self.counts_of(dataset, labelled)
         released, origin = read_release(run.thresholds)
         origin.require_settings(self._settings_of_table(counts), run.thresholds)
         table_KC, changed = released.arrays["table_KC"], self.public_data.self_label or self.public_data.calibration

@@ -281,26 +281,12 @@ class ReleasedLabels(Trained):
     - ``epsilon_bound``: the guarantee that was fixed before the first query; None if votes decided when to stop.
     - ``spending``: the charges of the queries, for the operator's reports. None after a student was trained, and if the
       queries have other groups than the data set of the run.
-    - ``num_voters``, ``noise_stddev_votes``: how many voted on each query, and the noise on each of their counts.
     - ``table_KC``: the noisy table of private labels by score, if there is one.
     """
 
     labelled: LabelledSet
     spending: Spending | None = None
-    num_voters: int
-    noise_stddev_votes: float
     table_KC: IntArray | None = None
-
-
-def noisy_counts_of(labelled: LabelledSet, noise_stddev_votes: float, num_voters: int) -> NoisyCounts:
-    """Return the counts that were released with the labels ``labelled``."""
-    assert labelled.counts is not None
-    return NoisyCounts(
-        counts_QC=labelled.counts,
-        record_ids=labelled.record_ids,
-        num_voters=num_voters,
-        noise_stddev_votes=noise_stddev_votes,
-    )
 
 
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
@@ -377,8 +363,6 @@ def _priced(result: SessionResult, spending: Spending, plan: QueryPlan, model: n
         epsilon_bound=bound,
         labelled=result.labelled,
         spending=spending,
-        num_voters=spending.terms.num_teachers,
-        noise_stddev_votes=float(asdict(spending.terms.mechanism)["noise_stddev_votes"]),
     )
 
 
@@ -680,12 +664,20 @@ class VotingMethod(Method):
         return self.taught(training, labels, labels.labelled)
 
     def answers_to_fit(self, dataset: Dataset, labels: ReleasedLabels) -> NoisyCounts:
-        """Return the released counts, or labels as counts, to which a rule is fitted. NoLabelsError without labels."""
-        labelled = labels.labelled
-        require_labels(self, labelled)
+        """Return the released answers as noisy counts, to which a rule is fitted; NoLabelsError if there is none."""
+        require_labels(self, labels.labelled)
+        return self.counts_of(dataset, labels.labelled)
+
+    def counts_of(self, dataset: Dataset, labelled: LabelledSet) -> NoisyCounts:
+        """Return the counts that were released with ``labelled`` or, without counts, the labels as counts."""
         if labelled.counts is None:
             return NoisyCounts.of_labels(labelled.labels, labelled.record_ids, num_classes=dataset.num_classes)
-        return noisy_counts_of(labelled, labels.noise_stddev_votes, labels.num_voters)
+        return NoisyCounts(
+            counts_QC=labelled.counts,
+            record_ids=labelled.record_ids,
+            num_voters=self.num_voters,
+            noise_stddev_votes=float(asdict(self.plan(dataset).mechanism)["noise_stddev_votes"]),
+        )
 
     def taught(self, training: Training, labels: ReleasedLabels, kept: LabelledSet, **options: Any) -> Trained:
         """Train a student on ``kept``, all or some of the released ``labels``, and return ``labels`` with this student.
