@@ -109,6 +109,11 @@ class Split:
         records are protected."""
         return torch.from_numpy(Names(self.person_id).numbered()) if self.person_id else None
 
+    def rows_of(self, record_ids: Sequence[str]) -> list[int]:
+        """Return the row of each of these records."""
+        row_of = {record_id: row for row, record_id in enumerate(self.record_id)}
+        return [row_of[record_id] for record_id in record_ids]
+
     def take(self, indices: Tensor | Sequence[int], x: Tensor | None = None) -> Split:
         """Return the records at ``indices`` as a new split, in that order; ``x``: their features, if the caller already
         has them."""

@@ -98,8 +98,7 @@ def public_records(public: Split, labelled: LabelledSet) -> students.PublicRecor
 
     True labels in ``public`` are not read.
     """
-    row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
-    answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
+    answered = torch.tensor(public.rows_of(labelled.record_ids), dtype=torch.int64)
     is_answered = torch.zeros(len(public), dtype=torch.bool)
     is_answered[answered] = True
     labels = torch.from_numpy(labelled.labels if labelled.chances is None else labelled.chances.astype(np.float32))

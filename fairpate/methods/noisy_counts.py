@@ -48,7 +48,7 @@ from aggregator.mechanism import chance_to_win
 from fairpate.config import Count, EmbeddingConfig, Section
 from fairpate.data import Dataset
 from fairpate.files import arrays_digest
-from fairpate.methods.record_votes import ONE_RECORD, UNITS, PoolLabels, WeightedBallot, labels_of_chances
+from fairpate.methods.record_votes import ONE_RECORD, UNITS, PoolLabels, WeightedBallot, labels_of_chances, leads
 from fairpate.methods.residual_votes import Whole, whole_rule
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.types import FloatArray, IntArray, Unit
@@ -154,7 +154,7 @@ class Bins:
         scores_MC = exact_scores(pool_MW, whole_CW)
         mean_C = scores_MC.sum(axis=0) // len(scores_MC)
         centred_MC = scores_MC - mean_C
-        first_M, lead_M = _leads(centred_MC)
+        first_M, lead_M = leads(centred_MC)
         num_classes = len(mean_C)
         each = max(2, round(num_bins / num_classes))
         # A class that leads for no public record has all of its records in its first bin.
@@ -169,7 +169,7 @@ class Bins:
 
     def numbers(self, phi_NW: Whole) -> IntArray:
         """Return the number of each record's bin (N,), given its features; it depends on that record alone."""
-        return _numbers(*_leads(exact_scores(phi_NW, self.rule_CW) - self.mean_C), self.edges_CE)
+        return _numbers(*leads(exact_scores(phi_NW, self.rule_CW) - self.mean_C), self.edges_CE)
 
     def table(self, phi_NW: Whole, labels_N: IntArray, person_N: IntArray | None = None) -> IntArray:
         """Return the exact table (K, C) of private records by bin and label, before noise; with ``person_N``, in units
@@ -224,12 +224,6 @@ def exact_scores(phi_NW: Whole, rule_CW: IntArray) -> IntArray:
     return (phi_NW.astype(np.float64) @ rule_CW.T.astype(np.float64)).astype(np.int64)
 
 
-def _leads(scores_NC: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the class with the largest score of each record, and by how much it leads."""
-    ordered_NC = np.sort(scores_NC, axis=1)
-    return scores_NC.argmax(axis=1), ordered_NC[:, -1] - ordered_NC[:, -2]
-
-
 def _numbers(first_N: IntArray, lead_N: IntArray, edges_CE: IntArray) -> IntArray:
     """Return the numbers of the bins (N,) of records whose largest score is that of class ``first_N``."""
     within_N = (lead_N[:, None] >= edges_CE[first_N]).sum(axis=1)
@@ -266,17 +260,12 @@ class NoisyCounts:
         ballot = WeightedBallot.of(dataset, EmbeddingConfig(graph_share=0))
         pool_MW = ballot.votes(dataset.public.x)
         rule_CW = fitted_rule(
-            pool_MW[self.rows(dataset)],
+            pool_MW[dataset.public.rows_of(self.record_ids)],
             self.counts_QC,
             num_voters=self.num_voters,
             noise_stddev_votes=self.noise_stddev_votes,
         )
         return rule_CW, pool_MW, ballot
-
-    def rows(self, dataset: Dataset) -> list[int]:
-        """Return the row in the public pool of each record that has counts."""
-        row_of = {record_id: row for row, record_id in enumerate(dataset.public.record_id)}
-        return [row_of[record_id] for record_id in self.record_ids]
 
     def shares(self, dataset: Dataset) -> FloatArray:
         """Return the rule's estimate of the share of the votes that each class gets, for every record of the public
@@ -325,7 +314,7 @@ class NoisyCounts:
         chances_CW, x_MW = bins.calibrated(table_KC, event), pool_MW / UNITS
         shares_MC = x_MW @ shares_CW.T
         # Noise, and what exact counts differ from the rule by.
-        spread = float((self.counts_QC / self.num_voters - shares_MC[self.rows(dataset)]).std())
+        spread = float((self.counts_QC / self.num_voters - shares_MC[dataset.public.rows_of(self.record_ids)]).std())
         assert self.noise_stddev_votes is not None
         stddev = max(spread, self.noise_stddev_votes / self.num_voters)
         offsets_C = offsets_of(softmax(x_MW @ chances_CW.T, axis=1), shares_MC, stddev=stddev)

@@ -42,10 +42,11 @@ from fairpate.data.table_files import text_of
 from fairpate.data.tables import TableFaults, cells, numbers
 from fairpate.lazy import torch
 from fairpate.methods.base import ExpectedVotes, Trained, Training
+from fairpate.methods.record_votes import labels_of_chances
 from fairpate.methods.voting import NO_GATE, GnmaxMethod, ReleasedLabels, StandingVoters
 from fairpate.pages import counted
 from fairpate.releases.directory import RunDirectory
-from fairpate.types import IntArray, LabelledSet, MechanismParameters, Unit, UserError, VoteBatch
+from fairpate.types import IntArray, MechanismParameters, Unit, UserError, VoteBatch
 
 # 128 bits: two ids of one file share a digest with negligible probability.
 _DIGEST_BYTES = 16
@@ -368,18 +369,12 @@ class OwnVotes(GnmaxMethod):
     def learn(self, training: Training, labels: ReleasedLabels) -> Trained:
         """Return a student of the released answers. Where the noise hides single answers, a rule is fitted to all of
         them, and the student learns from the shares of votes that the rule estimates on every public record."""
-        dataset, public = training.dataset, training.dataset.public
+        dataset = training.dataset
         if not self.voting(dataset, 0).fitted_together:
             return super().learn(training, labels)
         shares_MC = self.answers_to_fit(dataset, labels).shares(dataset)
         training.reporter.note("student", "no single answer stands out from the noise: a rule fitted to all teaches it")
-        said = LabelledSet(
-            record_ids=tuple(public.record_id),
-            labels=shares_MC.argmax(axis=1),
-            groups=public.z.numpy(),
-            chances=shares_MC,
-        )
-        return self.taught(training, labels, said)
+        return self.taught(training, labels, labels_of_chances(shares_MC).of(dataset.public))
 
     def release(self, training: Training) -> ReleasedLabels:
         """Release labels; a remark in the run's privacy statement says that the operator attests the unit of

@@ -205,11 +205,9 @@ class PateFamily(GnmaxMethod, TrainsTeachers):
 
     def rule(self, dataset: Dataset, labels: ReleasedLabels) -> tuple[npt.NDArray[np.float64], LabelledSet]:
         """Return the linear rule (C, W) that was fitted to all answers, and its labels of the whole pool."""
-        event, public = next(iter(self.beside(dataset)), None), dataset.public
-        counts = self.answers_to_fit(dataset, labels)
+        event, counts = next(iter(self.beside(dataset)), None), self.answers_to_fit(dataset, labels)
         rule_CW, said = counts.learned(dataset, event, labels.table_KC, self.thresholds)
-        ids, groups = tuple(public.record_id), public.z.numpy()
-        return rule_CW, LabelledSet(record_ids=ids, labels=said.labels_M, groups=groups, chances=said.chances_MC)
+        return rule_CW, said.of(dataset.public)
 
     def said(self, training: Training, labels: ReleasedLabels) -> LabelledSet:
         """Return the labels from which the student learns: those that were released or, from small teachers, those of

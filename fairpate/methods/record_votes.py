@@ -111,6 +111,11 @@ class PoolLabels:
     certainty_M: RealArray
     chances_MC: RealArray | None = None
 
+    def of(self, records: Split) -> LabelledSet:
+        """Return these labels as those of the public ``records`` (M of them)."""
+        ids, groups = tuple(records.record_id), records.z.numpy()
+        return LabelledSet(record_ids=ids, labels=self.labels_M, groups=groups, chances=self.chances_MC)
+
 
 class VotesOfRecords(base.ReleasingMethod):
     """A method in which private records vote in one release, under the relation "add or remove one".
@@ -250,15 +255,12 @@ class VotesOfRecords(base.ReleasingMethod):
         if there is a gate.
         """
         settings, dataset, public = self.own, training.dataset, training.dataset.public
-        asked = public if records is None else records
         num_records = len(said.labels_M)
         kept_M = np.zeros(num_records, dtype=np.bool_)
         num_taught = max(1, round(settings.taught_share * num_records))
         # Stable: among equally certain labels the first ones are used, on every machine.
         kept_M[np.argsort(-said.certainty_M, kind="stable")[:num_taught]] = True
-        labelled = LabelledSet(
-            record_ids=tuple(asked.record_id), labels=said.labels_M, groups=asked.z.numpy(), chances=said.chances_MC
-        ).take(kept_M)
+        labelled = said.of(public if records is None else records).take(kept_M)
         if settings.gate is not None:
             labelled = passing(labelled, GateRule(**dict(settings.gate)), dataset)
         training.reporter.note("votes", f"the student learns from {len(labelled.labels)} of {num_records} labels")
@@ -753,9 +755,14 @@ def fitted_rule(
 def labels_of_chances(chances_MC: RealArray) -> PoolLabels:
     """Return the most likely label of each record. The certainty of this label is its probability minus that of the
     second most likely label."""
-    ordered_MC: npt.NDArray[Any] = np.sort(chances_MC, axis=1)
-    lead_M = ordered_MC[:, -1] - ordered_MC[:, -2]
-    return PoolLabels(labels_M=chances_MC.argmax(axis=1), certainty_M=lead_M, chances_MC=chances_MC)
+    first_M, lead_M = leads(chances_MC)
+    return PoolLabels(labels_M=first_M, certainty_M=lead_M, chances_MC=chances_MC)
+
+
+def leads(scores_NC: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
+    """Return the class with the largest score of each record, and by how much it leads."""
+    ordered_NC: npt.NDArray[Any] = np.sort(scores_NC, axis=1)
+    return scores_NC.argmax(axis=1), ordered_NC[:, -1] - ordered_NC[:, -2]
 
 
 def rule_network(rule_CW: FloatArray) -> tuple[configuration.ModelConfig, nn.Module]:

@@ -197,10 +197,8 @@ def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
 
     Records that differ only in the attribute share one released group.
     """
-    row_of = {record_id: row for row, record_id in enumerate(private.record_id)}
     groups = torch.full((len(private),), UNKNOWN, dtype=torch.int64)
-    rows = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
-    groups[rows] = torch.from_numpy(labelled.labels)
+    groups[private.rows_of(labelled.record_ids)] = torch.from_numpy(labelled.labels)
     return groups[torch.from_numpy(first_alike(private))]
 
 
