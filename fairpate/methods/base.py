@@ -995,27 +995,23 @@ class ReleasingMethod(PrivateMethod):
     afterwards: ClassVar[tuple[str, ...]] = ("student", "training", "augment", "backbone", "public_data")
 
     @property
-    def release_settings(self) -> dict[str, Any]:
+    def shared_release(self) -> Values:
         """All settings on which the release depends; it also depends on the records and the noise."""
         return self.settings_without(*self.afterwards)
-
-    @property
-    def shared_release(self) -> Values:
-        return self.release_settings
 
     @property
     def release_alone(self) -> ReleasingMethod:
         """A copy of this method that draws the same release. Fields on which the release does not depend have their
         default values.
         """
-        return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
+        return type(self).model_validate(self.shared_release | {"data": self.data, "out": self.out})
 
     def release(self, training: Training) -> ReleasedArrays:
         """Return the stored release of the run; without one, measure the private records once, charge and store the
         release."""
         # With the rule of a hashed split, which data from Python have without any setting that says so.
         rule = {"parts": training.dataset.parts} if training.dataset.parts else {}
-        settings = self.release_settings | rule
+        settings = self.shared_release | rule
         return training.release(lambda: self.measure(training), settings=settings, noise=self.source.label)
 
     def measure(self, training: Training) -> ReleasedArrays:

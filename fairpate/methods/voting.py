@@ -205,7 +205,6 @@ class QueryPlan:
     - ``queries``: the public records that are submitted as queries.
     - ``mechanism``: the mechanism that turns votes into a label, with noise scaled to the target if there is one.
     - ``unit``: the unit of privacy; one unit changes at most one vote on each query.
-    - ``source``: the source of the noise.
     - ``counted_beforehand``: the number of queries that are charged at the start, if released labels may decide to
       submit fewer; otherwise 0.
     - ``beside``: the events of the other releases of the same target.
@@ -217,7 +216,6 @@ class QueryPlan:
     mechanism: Mechanism
     budget: configuration.BudgetConfig | None
     unit: types.Unit
-    source: NoiseSource
     counted_beforehand: int
     beside: tuple[Event, ...] = ()
 
@@ -259,7 +257,7 @@ class QueryPlan:
             num_teachers=self.method.num_voters,
             num_classes=self.dataset.num_classes,
             num_groups=self.dataset.num_groups,
-            noise=self.source.label,
+            noise=self.method.source.label,
             ensemble=ensemble,
             # A changed attribute moves one vote of a query, as a record does, and the ledger prices both alike.
             unit="record" if self.unit == "sensitive attribute" else self.unit,
@@ -529,7 +527,7 @@ class VotingMethod(Method):
         plan, planned = self.plan(dataset), self.aggregator.num_queries
         fitting = plan.count_fitting()
         if log.stored() is None:
-            log.check(plan.worst_case(fitting), noise=plan.source.label)
+            log.check(plan.worst_case(fitting), noise=self.source.label)
         if planned is None or fitting >= planned:
             return ""
         return f"has room for {fitting} of {planned} queries; the others will not be asked"
@@ -560,7 +558,6 @@ class VotingMethod(Method):
             mechanism=mechanism,
             budget=budget,
             unit=self.unit_of(dataset),
-            source=self.source,
             counted_beforehand=0 if self.queries.admission is None else self.aggregator.num_queries or 0,
             beside=self.beside(dataset),
         )
@@ -611,7 +608,7 @@ class VotingMethod(Method):
                 planned = plan.worst_case(plan.count_fitting())
                 meter = LedgerMeter(training.log, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
             with open_ledger(run, terms, plan.queries, create=True, meter=meter) as ledger:
-                session = AggregatorSession(ledger, source=plan.source)
+                session = AggregatorSession(ledger, source=self.source)
                 result = _submit(votes, keys, session, plan, on_progress)
                 if not result.replies:
                     raise _no_room(terms.budget, "no query was submitted")

@@ -95,7 +95,7 @@ def select_settings(
         configs,
         "that learn from a release of arrays",
         suits=lambda config: config.keeps_release,
-        of_all=lambda config: config.release_settings,
+        of_all=lambda config: config.shared_release,
         why="the release reads them, and all models learn from one release",
     )
     first = candidates[0]

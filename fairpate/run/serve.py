@@ -174,7 +174,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
             # Before the first query of a caller; from then on they are terms of the ledger.
             if (offsets := offsets_for(ledger, rule)) is not None:
                 ledger.fix_offsets(offsets)
-            return ledger, AggregatorSession(ledger, source=plan.source, with_offsets=True)
+            return ledger, AggregatorSession(ledger, source=config.source, with_offsets=True)
         except BaseException:
             ledger.close()
             raise

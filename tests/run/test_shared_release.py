@@ -105,8 +105,8 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
         values = SETTINGS | {"data": {"name": "color_digits"} | data}
         config = configured(values, overrides, method=method)
         assert isinstance(config, ReleasingMethod)
-        assert type(config).model_validate(config.release_settings).release_settings == config.release_settings
-        return str(sorted(config.release_settings.items()))
+        assert type(config).model_validate(config.shared_release).shared_release == config.shared_release
+        return str(sorted(config.shared_release.items()))
 
     same = name()
     afterwards = {

@@ -257,7 +257,7 @@ def test_a_ledger_that_a_session_from_python_answered_from_is_served_without_off
     plan = config.plan(of_test_records(config, 1)[0])
     terms = plan.terms(voters.standing_voters(plan.dataset, copy).ensemble)
     with Ledger(copy.ledger, terms) as ledger:  # as a session from Python answers
-        session = AggregatorSession(ledger, source=plan.source)
+        session = AggregatorSession(ledger, source=config.source)
         asked = [dataclasses.replace(question.query, askers=(Asker("alice"),)) for question in questions]
         half = kept.num_voters // 2
         before = session.ask(asked, lambda new: np.array([[kept.num_voters - half, half]] * len(new)))
