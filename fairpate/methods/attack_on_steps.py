@@ -12,6 +12,7 @@ Shapes: M canaries, H hidden units, D features, P numbers of one release.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split
-from fairpate.methods.base import Audited, price
+from fairpate.methods.base import Audited, Trained, Watch, price
 from fairpate.methods.shadows import (
     LOUD,
     MANY,
@@ -97,6 +98,12 @@ def _noises(event: Any) -> dict[str, float]:
     }
 
 
+def _trained(config: Any, audited: Audited, dataset: Dataset, *, watch: Watch) -> Trained:
+    """Train on ``dataset`` from the model with which a run starts; ``watch`` sees what each step releases."""
+    trained: Trained = config.train(training_of(config, dataset, audited.initial_model(config, dataset), watch=watch))
+    return trained
+
+
 @dataclass(kw_only=True)
 class _Sums:
     """What a training's noisy sums showed by name: squares of the noise over its claim, and the largest exact norm."""
@@ -138,8 +145,7 @@ def _on_trainings(config: Any, audited: Audited) -> Shadows:
     of_one = _sums_of_one(config, audited, setting, num_canaries=len(canaries), least_steps=wanted)
     one_step = _OneStep.of(config, audited, canaries.x)
     whole, reached_by_many = setting.with_canaries(np.ones(len(canaries), np.bool_)), _Names()
-    model = audited.initial_model(config, whole)
-    events = config.train(replace(training_of(config, whole, model), watch=reached_by_many)).events
+    events = _trained(config, audited, whole, watch=reached_by_many).events
     multipliers = config.noise_of_steps(tuple(events if audited.is_control else stated))
     if unknown := set(reached_by_many.names) - set(multipliers):
         raise AuditError(f"method: {config.method} releases {', '.join(sorted(unknown))}, for which no audit is known.")
@@ -154,7 +160,6 @@ def _on_trainings(config: Any, audited: Audited) -> Shadows:
         direction=first.shape if has_direction else None,
         of_one=of_one,
         one_step=one_step,
-        num_rows=dict.fromkeys(multipliers, 0),
     )
     # Without sampling, a step is Gaussian itself.
     is_gaussian = attack.rate == 1 or sum(getattr(event, "count", 0) for event in events) >= MANY
@@ -240,8 +245,7 @@ def _sums_of_one(
             break
         start = number % labels * setting.copies
         alone = replace(setting.dataset, private=setting.canaries.take(list(range(start, start + setting.copies))))
-        model = audited.initial_model(public, alone)
-        public.train(replace(training_of(public, alone, model), watch=reached))
+        _trained(public, audited, alone, watch=reached)
     return sums
 
 
@@ -267,7 +271,7 @@ class _AttackOnSteps:
     direction: torch.Size | None
     of_one: dict[str, _Sums]
     one_step: "_OneStep"
-    num_rows: dict[str, int]
+    num_rows: Counter[str] = field(default_factory=Counter)
     num_places: dict[str, int] = field(default_factory=dict)
     sampled: list[float] = field(default_factory=list)
     moved: list[float] = field(default_factory=list)
@@ -282,7 +286,7 @@ class _AttackOnSteps:
         model = self.audited.initial_model(self.config, dataset)
         # Subtract the odds under the initial model, whose weights a public seed draws.
         before, watched = self.canaries.odds(model), _Watched(self, model)
-        result = self.config.train(replace(training_of(self.config, dataset, model), watch=watched))
+        result = self.config.train(training_of(self.config, dataset, model, watch=watched))
         if self.direction is not None:
             score_M, gain_M = watched.scores()
         else:
@@ -469,7 +473,7 @@ class _OneStep:
 
     @classmethod
     def of(cls, config: Any, audited: Audited, canary_x: Tensor) -> Self:
-        facts, initial_model = audited.facts, audited.initial_model
+        facts = audited.facts
         sgd = {"epochs": 1.0, "batch_size": OTHERS, "num_records": OTHERS}
         single = config.model_copy(update={"dp_sgd": config.dp_sgd.model_copy(update=sgd)})
         canaries = (canary_x, *labels_and_groups(facts, len(canary_x)))
@@ -486,11 +490,11 @@ class _OneStep:
             # Shares that are released may all be 0 for so few records; the steps do not depend on declared ones.
             for each in (single, public)[: 1 + (public is not single)]:
                 with suppress(SpentError):
-                    each.train(replace(training_of(each, dataset, initial_model(each, dataset)), watch=watch))
+                    _trained(each, audited, dataset, watch=watch)
             return found
 
-        model = initial_model(single, setting.dataset)
-        events = single.train(replace(training_of(single, setting.dataset, model), watch=(names := _Names()))).events
+        names = _Names()
+        events = _trained(single, audited, setting.dataset, watch=names).events
         # Without NaN, of which a training warns.
         reach = reach_of(facts, canary_x, exact, odd=(0.0, 0.01, 1 / LOUD), l1=("histograms",))
         own: dict[str, FloatArray] = {}
@@ -518,8 +522,7 @@ class _OneStep:
             noise[name] = (np.concatenate(_flat(released)) - np.concatenate(_flat(exact))) / norm
 
         dataset = self.setting.with_canaries(included_M)
-        model = self.audited.initial_model(self.config, dataset)
-        self.config.train(replace(training_of(self.config, dataset, model), watch=watch))
+        _trained(self.config, self.audited, dataset, watch=watch)
         found = []
         for name in self.multipliers:
             if name == "gradients":

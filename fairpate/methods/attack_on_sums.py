@@ -81,7 +81,7 @@ def attack_on_counts(config: Any, audited: Audited, *, unit: int) -> Shadows:
         def here(exact_RW: IntArray, **_: Any) -> IntArray:
             return exact_RW + own_noise_of(exact_RW.shape, noise)
 
-        return config.measure(replace(training_of(config, dataset), noisy_sum=here), found)
+        return config.measure(training_of(config, dataset, noisy_sum=here), found)
 
     # Without noise: what the attacker knows of the other records.
     known = without_noise(without_canaries)
@@ -196,32 +196,31 @@ def attack_on_sums(
 
     def play(included_M: Coins) -> Seen:
         dataset = setting.with_canaries(included_M)
-        own_noise: dict[str, IntArray] = {}
         if is_control:
+            noisy: dict[str, IntArray] = {}
 
-            def noisy(name: str, exact_RW: IntArray) -> IntArray:
-                own_noise[name] = own_noise_of(exact_RW.shape, stddevs[name])
-                return exact_RW + own_noise[name]
+            def with_own_noise(name: str, exact_RW: IntArray) -> IntArray:
+                noisy[name] = exact_RW + own_noise_of(exact_RW.shape, stddevs[name])
+                return noisy[name]
 
-            whole_exact = _exact_sums(config, dataset, noisy)
-            for name, exact in whole_exact.items():
-                # A sum that was not asked for has none of the audit's noise: the control is then far from its plan.
-                own_noise.setdefault(name, np.zeros(exact.shape, np.int64))
-            shown = {name: exact + own_noise[name] for name, exact in whole_exact.items()}
+            whole_exact = _exact_sums(config, dataset, with_own_noise)
+            # A sum that was not asked for has none of the audit's noise: the control is then far from its plan.
+            shown = whole_exact | noisy
         else:
             shown = numbers_of(config.measure(training_of(config, dataset)).arrays)
             whole_exact = _exact_sums(config, dataset, _shown_of(shown))
         if has_eigenvalue:
             before, after = eigenvalues(whole_exact, bool(included_M[-1]), lambda each: np.linalg.eigvalsh(each)[0])
-            whole_exact["eigenvalue"] = np.rint(after if included_M[-1] else before).astype(np.int64)[None, None]
+            least = np.rint(after if included_M[-1] else before).astype(np.int64)[None, None]
             if is_control:
-                shown["eigenvalue"] = whole_exact["eigenvalue"] + own_noise["eigenvalue"]
+                shown["eigenvalue"] += least - whole_exact["eigenvalue"]
+            whole_exact["eigenvalue"] = least
         added = exact_of(setting.canaries, _shown_of(shown))
         found = []
         for name in event_of:
-            # The control halves the noise of one release alone: the rounds that follow were computed under all of it.
-            drawn_RW = np.rint(share * own_noise[name]) if is_control else shown[name] - whole_exact[name]
             noise_RW, stddev = shown[name] - whole_exact[name], stddevs[name]
+            # The control halves the noise of one release alone: the rounds that follow were computed under all of it.
+            drawn_RW = np.rint(share * noise_RW)
             if name == "eigenvalue":
                 score_M, gain_M = (np.full(num_canaries, np.nan) for _ in range(2))
                 moved = after - before
@@ -308,6 +307,6 @@ def _exact_sums(config: Any, dataset: Dataset, shown: Shown) -> dict[str, IntArr
         found[own] = exact_RW
         return shown(own, exact_RW).reshape(exact_RW.shape)
 
-    released = config.measure(replace(training_of(config, dataset), noisy_sum=here))
+    released = config.measure(training_of(config, dataset, noisy_sum=here))
     # Code that releases a sum without asking for its noise releases the exact one.
     return numbers_of(released.arrays) | found

@@ -314,7 +314,7 @@ class _AttackOnVotes:
         noisy_sum = self._own_noise if self.is_control else None
         if self.terms.mechanism is None:
             assert dataset is not None
-            arrays = self.config.noisy(replace(training_of(self.config, dataset), noisy_sum=noisy_sum), cast_QC).arrays
+            arrays = self.config.noisy(training_of(self.config, dataset, noisy_sum=noisy_sum), cast_QC).arrays
             counts = self.config.noisy_counts(self.config.queries(dataset), arrays["counts_QC"], self.event)
             said_Q, numbers_QC = arrays["counts_QC"].argmax(axis=1), arrays["counts_QC"]
             return _Released(said_Q=said_Q, numbers_QC=numbers_QC, counts=counts, table_KC=arrays.get("table_KC"))

@@ -205,15 +205,16 @@ def setting_of(
     )
 
 
-def training_of(config: Method, dataset: Dataset, model: torch.nn.Module | None = None) -> Training:
+def training_of(config: Method, dataset: Dataset, model: torch.nn.Module | None = None, **seen_by: Any) -> Training:
     """Return the context in which a method draws a release for the audit alone: nothing is stored, and no privacy cost
-    is charged."""
+    is charged. ``seen_by``: a ``watch`` or a ``noisy_sum``, through which the audit sees it."""
     return Training(
         dataset=dataset,
         model=model or torch.nn.Identity(),
         run=RunDirectory(root=Path(tempfile.gettempdir()) / "fairpate-audit"),
         reporter=Reporter(quiet=True),
         seed=config.seed,
+        **seen_by,
     )
 
 
