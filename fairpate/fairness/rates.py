@@ -315,15 +315,24 @@ class Metric:
             n_undefined=int((~took_part_EG).sum()),
             min_cell_size=round(sizes.min()) if sizes.size else 0,
             where=located(differences, events.cells) if defined.size else None,
-            left_out=self._left_out(events, differences, joint_GYC.sum(axis=(1, 2)) > 0),
+            left_out=self.left_out(
+                differences, events.cells, lacks_EG=events.sizes_EG == 0, has_records_G=joint_GYC.sum(axis=(1, 2)) > 0
+            ),
         )
 
-    def _left_out(
-        self, events: Events, differences: FloatArray, has_records_G: npt.NDArray[np.bool_]
+    def left_out(
+        self,
+        differences: FloatArray,
+        cells: Sequence[GroupCell],
+        *,
+        lacks_EG: npt.NDArray[np.bool_],
+        has_records_G: npt.NDArray[np.bool_],
     ) -> tuple[int, ...]:
-        lacks_EG = events.sizes_EG == 0
+        """Return the groups with records that a verdict must not cover (``WorstCase.left_out``), because the rate of
+        some event is undefined for them (``lacks_EG``) or its comparison is for all; of a level, the labels whose rate
+        is undefined."""
         if self.compare is level:
-            labels = (events.cells[event].label for event in np.flatnonzero(lacks_EG.all(axis=1)).tolist())
+            labels = (cells[event].label for event in np.flatnonzero(lacks_EG.all(axis=1)).tolist())
             return tuple(label for label in labels if label is not None)
         # Records suffice for a rate, and not for a ratio of rates that are all 0.
         is_undefined_E = np.isnan(differences).reshape(len(differences), -1).all(axis=1)

@@ -35,9 +35,9 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,14 +128,15 @@ class Assessment:
     """The evaluations of a student on test records, by name. The first of them is the headline, whose numbers all pages
     state.
 
-    ``measured_N`` marks the test records over which the headline's accuracy is measured. ``reject_option``: how much
-    the results of a student with the reject option IDP3 vary with the order of the test records, on which its refusals
-    depend; None for any other student. ``answers``: the thresholds below which the student refuses to answer so that
-    the error rate of its answers is bounded, and what they guarantee; None if no bound is asked for.
+    ``measured_N`` marks the test records over which the headline's accuracy is measured; it is empty where the records
+    are not at hand. ``reject_option``: how much the results of a student with the reject option IDP3 vary with the
+    order of the test records, on which its refusals depend; None for any other student. ``answers``: the thresholds
+    below which the student refuses to answer so that the error rate of its answers is bounded, and what they guarantee;
+    None if no bound is asked for.
     """
 
     evaluations: dict[str, Evaluation]
-    measured_N: npt.NDArray[np.bool_]
+    measured_N: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     reject_option: RejectOptionSpread | None = None
     answers: AnswerGuarantee | None = None
 
@@ -184,12 +185,10 @@ class Assessment:
         """Return the metrics of the headline, the first evaluation, as JSON values. For a student with the reject
         option IDP3 they include the metrics without refusals and those for several orders of the records."""
         values = self.headline.to_json()
-        if self.reject_option is not None:
-            unrefused = self.evaluations["student without refusals"]
-            values |= {"without_refusals": unrefused.to_json(), "orders": self.reject_option.to_json()}
-        elif "student that may refuse" in self.evaluations:
-            values |= {"without_refusals": self.evaluations["student without refusals"].to_json()}
-        return values | ({} if self.answers is None else {"answers": self.answers.to_json()})
+        if self.reject_option is not None or "student that may refuse" in self.evaluations:
+            values["without_refusals"] = self.evaluations["student without refusals"].to_json()
+        added = {"orders": self.reject_option, "answers": self.answers}
+        return values | {name: each.to_json() for name, each in added.items() if each is not None}
 
 
 def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
@@ -241,9 +240,10 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
         return Assessment(evaluations={"student": headline}, measured_N=measured)
     # Both evaluations are published, so their difference may show no small cell either.
     unrefused = measure(expected, np.ones(len(test), dtype=np.bool_), apart_N=~prediction.answered)
+    name = "student that may refuse" if rule is None else "student with reject option"
+    found = Assessment(evaluations={name: headline, "student without refusals": unrefused}, measured_N=measured)
     if rule is None:
-        evaluations = {"student that may refuse": headline, "student without refusals": unrefused}
-        return Assessment(evaluations=evaluations, measured_N=measured)
+        return found
     spread = reject_option_spread(
         prediction.labels,
         groups,
@@ -260,8 +260,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     # The accuracy in other orders would reveal the one that is left out.
     if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
         spread = replace(spread, orders=tuple(replace(order, accuracy=math.nan) for order in spread.orders))
-    evaluations = {"student with reject option": headline, "student without refusals": unrefused}
-    return Assessment(evaluations=evaluations, measured_N=measured, reject_option=spread)
+    return replace(found, reject_option=spread)
 
 
 def table_event(cost: Price, *, with_confidences: bool = False) -> PredictionTables:
@@ -379,21 +378,19 @@ def release_table(opened: OpenRun, student: Student, event: Event, log: ReleaseL
     source: NoiseSource = OsEntropy()
     if noise != discrete_gaussian.OS_ENTROPY:
         source = SeededSource(stream_seed(opened.seed, Stream.METRICS))
-
-    def draw() -> ReleasedArrays:
-        return draw_table(
-            student,
-            dataset.test,
-            event,
-            source,
-            num_groups=dataset.num_groups,
-            num_classes=dataset.num_classes,
-            edges=edges,
-            noisy_sum=opened.noisy_sum,
-            about=before,
-            asked=asked,
-        )
-
+    draw = partial(
+        draw_table,
+        student,
+        dataset.test,
+        event,
+        source,
+        num_groups=dataset.num_groups,
+        num_classes=dataset.num_classes,
+        edges=edges,
+        noisy_sum=opened.noisy_sum,
+        about=before,
+        asked=asked,
+    )
     digest = hashlib.sha256(before).hexdigest()
     settings: dict[str, Any] = {"student": digest, "parts": dataset.parts, "score_edges": list(edges)}
     if bound is not None:
@@ -441,9 +438,8 @@ def assessment_of(
             rule,
             counts_SK2,
             answered_S,
+            card,
             noise_stddev=event.noise_stddev_records,
-            group_names=card.group_names,
-            class_names=card.label_names,
             unit=event.unit,
             kind="private",
         )
@@ -456,10 +452,10 @@ def assessment_of(
                 # A wrong prediction stands for another true label: accuracy alone reads it.
                 truths = label, (label + 1) % num_classes
                 tables_OGYC[:, group, truths, label] = [each[group * num_classes + label] for each in outcomes_OSR]
-    nobody = np.zeros(0, np.bool_)
+    name = "student" if card.idp3 is None and answers is None else "student without refusals"
+    found = Assessment(evaluations={name: measured}, answers=answers)
     if card.idp3 is None:
-        name = "student" if answers is None else "student without refusals"
-        return Assessment(evaluations={name: measured}, measured_N=nobody, answers=answers)
+        return found
     # Orders are simulated on whole records: noisy counts are rounded, and none is below 0.
     counts_OGYC = np.rint(np.maximum(tables_OGYC, 0.0)).astype(np.int64)
     cells_NX = np.repeat(np.argwhere(counts_OGYC >= 0), counts_OGYC.ravel(), axis=0)
@@ -475,56 +471,49 @@ def assessment_of(
         generator=np.random.default_rng(stream_seed(seed, Stream.ORDERS)),
         offered_N=None if answers is None else offered_N,
     )
-    return Assessment(
-        evaluations={"student without refusals": measured}, measured_N=nobody, reject_option=spread, answers=answers
-    )
+    return replace(found, reject_option=spread)
 
 
 def guarantee_of(
     rule: AnswerRule,
     counts_SK2: FloatArray,
     answered_S: IntArray,
+    card: StudentCard,
     *,
     noise_stddev: float,
-    group_names: Sequence[str],
-    class_names: Sequence[str],
     unit: Unit,
     kind: MetricsKind,
 ) -> AnswerGuarantee:
-    """Return what the thresholds of ``rule`` guarantee, with the share of each group that is answered.
+    """Return what the thresholds of ``rule`` guarantee for the student that ``card`` describes, with the share of each
+    group that is answered.
 
     ``counts_SK2``: right and wrong records by stratum and bin, with noise of standard deviation ``noise_stddev``;
     ``answered_S``: how many bins of each stratum the rule answers (:meth:`AskedBound.rule`).
     """
     is_answered_SK1 = (np.arange(counts_SK2.shape[1]) < answered_S[:, None])[..., None]
 
-    def shares_of(count: Callable[[FloatArray], tuple[FloatArray, FloatArray]], parts: int) -> _Shares:
-        """Return the shares in so many parts of the table; ``count`` returns cells with the event, and all cells."""
-        found, cells = (
-            Events(hits_EG=hits[None], sizes_EG=sizes[None], cells=[])
-            for hits, sizes in (
-                [each.reshape(parts, -1).sum(axis=1) for each in count(table)]
-                for table in (counts_SK2, np.ones_like(counts_SK2))
-            )
-        )
-        shares = _Shares.of_counts(found, cells, noise_stddev, z=_deviations())
+    def shares_of(event: Literal["answered", "right"], parts: int) -> _Shares:
+        """Return in so many parts of the table the share of records that are answered, or of answers that are
+        right."""
+
+        def counted(table_SK2: FloatArray) -> Events:
+            answered_SK2 = table_SK2 * is_answered_SK1
+            both = (answered_SK2, table_SK2) if event == "answered" else (answered_SK2[..., 0], answered_SK2)
+            hits_EG, sizes_EG = (each.reshape(1, parts, -1).sum(axis=-1) for each in both)
+            return Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[])
+
+        shares = _Shares.of(counted, counts_SK2, noise_stddev, z=_deviations())
         # Without noise they are exact shares of these test records.
         return shares if noise_stddev else shares._replace(low_EG=shares.value_EG, high_EG=shares.value_EG)
 
-    def answered(table_SK2: FloatArray) -> tuple[FloatArray, FloatArray]:
-        return table_SK2 * is_answered_SK1, table_SK2
-
-    def right(table_SK2: FloatArray) -> tuple[FloatArray, FloatArray]:
-        return (table_SK2 * is_answered_SK1)[..., 0], table_SK2 * is_answered_SK1
-
-    by_group = shares_of(answered, len(group_names))
+    by_group = shares_of("answered", len(card.group_names))
     return AnswerGuarantee(
         rule=rule,
-        group_names=tuple(group_names),
-        class_names=tuple(class_names),
-        answered=tuple(by_group.estimate(f"answered of {name}", 0, g) for g, name in enumerate(group_names)),
-        coverage=shares_of(answered, 1).estimate("answered", 0, 0),
-        accuracy=shares_of(right, 1).estimate("right answers", 0, 0),
+        group_names=card.group_names,
+        class_names=card.label_names,
+        answered=tuple(by_group.estimate(f"answered of {name}", 0, g) for g, name in enumerate(card.group_names)),
+        coverage=shares_of("answered", 1).estimate("answered", 0, 0),
+        accuracy=shares_of("right", 1).estimate("right answers", 0, 0),
         num_records=max(0, round(float(counts_SK2.sum()))),
         unit=unit,
         metrics=kind,
@@ -544,9 +533,8 @@ def exact_guarantee(bound: ErrorBound, student: Student, dataset: Dataset, confi
         rule,
         counts_SK2,
         answered_S,
+        student.card,
         noise_stddev=0.0,
-        group_names=dataset.group_names,
-        class_names=dataset.label_names,
         unit="person" if test.person_N is not None else "record",
         kind=config.evaluation.metrics,
     )
@@ -565,16 +553,13 @@ def evaluation_of(released: ReleasedArrays, *, group_names: Sequence[str], class
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
     calibration, two = list[IntervalEstimate](), len(class_names) == 2
     if edges := released.arrays["edges"].tolist():
-        # In each bin of scores, the share of records whose true class is the one that the score is of.
-        table_BYC, counts = table_BGYC.sum(axis=1), list[Events]()
-        for joint_BYC in (table_BYC, np.ones(table_BYC.shape)):
-            right_B = joint_BYC[:, 1].sum(axis=-1) if two else np.trace(joint_BYC, axis1=1, axis2=2)
-            counts.append(Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[]))
-        # Bins instead of groups: each sums over groups, whose noises add up.
-        in_bins = _Shares.of_counts(counts[0], counts[1], stddev * math.sqrt(table_BGYC.shape[1]), z=z)
+        # In each bin of scores, the share of records whose true class is the one that the score is of: of two classes
+        # the second, else the predicted one. Bins instead of groups: each sums over groups, whose noises add up.
+        of_score, event_place = (_truths, 1) if two else (rates.correct, 0)
+        in_bins = _Shares.of(of_score, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=z)
         what = f"true {class_names[1]}" if two else "right"
         calibration = [
-            in_bins.estimate(f"{what} where the score is {low:g} to {high:g}", 0, place)
+            in_bins.estimate(f"{what} where the score is {low:g} to {high:g}", event_place, place)
             for place, (low, high) in enumerate(itertools.pairwise((0.0, *edges, 1.0)))
         ]
     # The noises of the bins add up.
@@ -622,6 +607,11 @@ def evaluation_of(released: ReleasedArrays, *, group_names: Sequence[str], class
         estimates=(*estimates, *calibration),
     )
     return metrics.with_labels(measured) if total else measured
+
+
+def _truths(joint_GYC: FloatArray) -> Events:
+    """Return the events "label y is the true one" for each y."""
+    return rates.predicted(joint_GYC.swapaxes(-1, -2))
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
@@ -828,18 +818,14 @@ def gap_of(
             occurs_EG = np.nan_to_num(own.value_EG).max(axis=-1, keepdims=True) > 0
             undefined = np.where(occurs_EG, 0.0, np.nan)[..., None]
             return _Shares(1 - ratio + itself_GG + undefined, 1 - most + undefined, 1 - least + undefined)
-        # Without ends, the share alone: it is given three times.
-        kept = slice(3 if has_ends else 1)
         if metric.compare is rates.pairwise:
-            first = [each[..., :, None] + itself_GG for each in own[kept]]
-            other = [each[..., None, :] for each in own[kept]]
+            first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
             first, other = list(own), list(shares_of(rest=True))
-        value = low = high = first[0] - other[0]
-        if has_ends:
-            # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
-            low = value - np.hypot(first[0] - first[1], other[2] - other[0])
-            high = value + np.hypot(first[2] - first[0], other[0] - other[1])
+        value = first[0] - other[0]
+        # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
+        low = value - np.hypot(first[0] - first[1], other[2] - other[0])
+        high = value + np.hypot(first[2] - first[0], other[0] - other[1])
         if metric.compare is rates.to_overall:
             # A group is part of the whole: its distance to it is that to the others, times their share.
             sizes_EG = np.maximum(counts.sizes_EG, 0.0)
@@ -853,17 +839,11 @@ def gap_of(
     if np.isnan(value).all():
         return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
     shares = _Shares.of_counts(found, cells, stddev, z=_deviations())
+    lacks_EG = np.isnan(shares.value_EG)
     # Comparisons that are undefined although the group itself stands out: of a true class that it hardly has.
-    lacks_EG: npt.NDArray[np.bool_] = np.isnan(shares.value_EG)
-    if metric.compare is rates.level:
-        labels = (found.cells[event].label for event in np.flatnonzero(lacks_EG.all(axis=1)).tolist())
-        lacking = [label for label in labels if label is not None]
-    else:
-        is_undefined_E = np.asarray(np.isnan(value).reshape(len(value), -1).all(axis=1))
-        lacks_EG |= np.asarray(is_undefined_E & ~lacks_EG.any(axis=1))[:, None]
-        stands_out_G = ~np.isnan(_Shares.of(rates.predicted, table_GYC, stddev, z=_deviations()).value_EG[0])
-        lacking = np.flatnonzero(lacks_EG.any(axis=0) & stands_out_G).tolist()
-    sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
+    stands_out_G = ~np.isnan(_Shares.of(rates.predicted, table_GYC, stddev, z=_deviations()).value_EG[0])
+    lacking = metric.left_out(value, found.cells, lacks_EG=lacks_EG, has_records_G=stands_out_G)
+    sizes = found.sizes_EG[~lacks_EG]
     where = rates.located(value, found.cells)
     low = _low_of_largest(alone, ends, table_GYC, stddev)
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
@@ -874,7 +854,7 @@ def gap_of(
         low=float(np.clip(low, 0.0, largest)),
         high=float(np.clip(high, largest, 1.0)),
         level=LEVEL,
-        n_undefined=int(np.isnan(shares.value_EG).sum()),
+        n_undefined=int(lacks_EG.sum()),
         min_cell_size=round(float(sizes.min())),
         where=metrics.describe_cell(where, group_names=group_names, class_names=class_names),
         left_out=tuple(names[code] for code in lacking),
