@@ -372,12 +372,8 @@ class EmbeddingFileError(types.UserError):
     """Raised for a file that does not contain a complete embedding."""
 
 
-def save_embedding(embedding: Embedding, path: Path) -> None:
-    """Write the embedding, which depends on public records alone, to a file that :func:`read_embedding` reads.
-
-    The file is needed because an embedding that is fitted again on another machine may differ: some components may be
-    rotated, depending on the processor and the number of threads.
-    """
+def embedding_bytes(embedding: Embedding) -> bytes:
+    """Return the content of the file that :func:`read_embedding` reads."""
     tensors = {f"components.{name}": getattr(embedding.components, name) for name in _COMPONENTS}
     config, shape = embedding.config.model_dump(mode="json"), list(embedding.record_shape)
     values: dict[str, Any] = {"format": FORMAT, "config": config, "record_shape": shape, "radius": embedding.radius}
@@ -392,7 +388,16 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         values |= {"scale": nearness.scale}
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
     values["sha256"] = arrays_digest({name: tensor.numpy() for name, tensor in content.items()})
-    encoded = safetensors_torch.save(content, {"embedding": json.dumps(values)})
+    return safetensors_torch.save(content, {"embedding": json.dumps(values)})
+
+
+def save_embedding(embedding: Embedding, path: Path) -> None:
+    """Write the embedding, which depends on public records alone, to a file that :func:`read_embedding` reads.
+
+    The file is needed because an embedding that is fitted again on another machine may differ: some components may be
+    rotated, depending on the processor and the number of threads.
+    """
+    encoded = embedding_bytes(embedding)
     write_atomically(path, lambda temporary: temporary.write_bytes(encoded))
     # Nothing in the file is private: all users of the model need to read it.
     path.chmod(0o644)

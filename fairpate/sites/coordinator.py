@@ -70,9 +70,12 @@ class CoordinatorSums:
             # Messages about a model can be read once it is known.
             about = journal.get("model") if plan.reads_model(number) else b""
             if about is not None:
-                self._machines.append(Coordinator(plan.draw(number, about), journal.part(f"sum {number}")))
+                self._begin(number, about)
         self._number = 0
         self._done: set[int] = set()
+
+    def _begin(self, number: int, about: bytes) -> None:
+        self._machines.append(Coordinator(self._plan.draw(number, about), self._journal.part(f"sum {number}")))
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Wait for the sites and return the noisy sum of their tables. SumError if too few sites answer in time, now or
@@ -100,8 +103,7 @@ class CoordinatorSums:
                         "The model differs from the one that was sent to the sites; restore the run's folder."
                     )
                 if number == len(self._machines):
-                    store = self._journal.part(f"sum {number}")
-                    self._machines.append(Coordinator(self._plan.draw(number, about), store))
+                    self._begin(number, about)
             machine = self._machines[number]
             stage, deadline_s = -1, math.inf
             while (total_D := machine.total_D) is None:
@@ -248,7 +250,7 @@ def serve(
         raise PlanError(
             f"--host: {settings.host} can be reached from other machines; encrypt with --tls-cert and --tls-key."
         )
-    embedding = embedding_file(plan_file).read_bytes() if plan.embedding else None
+    embedding = embedding_file(plan_file) if plan.embedding else None
     config = config_of(plan, **party)
     with ExitStack() as stack:
 
@@ -259,7 +261,8 @@ def serve(
                 if plan.test_events:
                     log.of_part("test").check(tuple(map(event_from, plan.test_events)), noise=OS_ENTROPY)
             journal = stack.enter_context(Journal.opened(run.journal, plan))
-            found = CoordinatorSums(plan, journal, wait_s=wait_s, embedding=embedding)
+            content = None if embedding is None else embedding.read_bytes()
+            found = CoordinatorSums(plan, journal, wait_s=wait_s, embedding=content)
             server = HttpServer(found.app, settings)
             # In reverse order: sites learn the end, then the server stops, then the journal is closed.
             stack.callback(server.stop)

@@ -24,7 +24,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import numpy as np
@@ -350,7 +349,7 @@ def make_plan(
     DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError if the numbers
     of sites and the noise are not compatible.
     """
-    from fairpate.data.embedding import save_embedding
+    from fairpate.data.embedding import embedding_bytes
     from fairpate.data.registry import load_at_site
     from fairpate.run.forecast import announce_delta
 
@@ -359,9 +358,7 @@ def make_plan(
     with reporter.stage("rehearsal"):
         rehearsed = rehearse(config, dataset)
     if dataset.embedding is not None:
-        with TemporaryDirectory() as folder:
-            save_embedding(dataset.embedding, path := Path(folder) / "embedding.safetensors")
-            embedding = path.read_bytes()
+        embedding = embedding_bytes(dataset.embedding)
         if len(embedding) > MOST_FILE_BYTES:
             raise PlanError(
                 f"data.embedding: its file has {len(embedding)} bytes, and sites accept at most {MOST_FILE_BYTES}; "
@@ -433,16 +430,16 @@ def config_of(
     return config
 
 
-def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
-    """Return a function that loads one party's data set and applies the plan's ``embedding`` (None: no embedding) to
-    all records. PlanError if ``embedding`` is not the content of the file that the plan names.
+def loader_of(plan: SitePlan, embedding: Path | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
+    """Return a function that loads one party's data set and applies the plan's embedding, in the file ``embedding``
+    (None: no embedding), to all records. PlanError if the file is not the one that the plan names.
 
     ``has_private`` is False for the coordinator, which has no private records.
     """
     from fairpate.data.embedding import read_embedding
     from fairpate.data.registry import embedded, load_at_site
 
-    if (None if embedding is None else hashlib.sha256(embedding).hexdigest()) != plan.embedding:
+    if (None if embedding is None else hashlib.sha256(embedding.read_bytes()).hexdigest()) != plan.embedding:
         raise PlanError(
             "embedding: the file is not the one that the plan names; get plan and embedding from the plan's author."
         )
@@ -456,9 +453,7 @@ def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> 
         # Without an embedding in ``data``, the caller places the records by the one that its folder keeps.
         if data.embedding is None or embedding is None:
             return read[0]
-        with TemporaryDirectory() as folder:
-            (path := Path(folder) / "embedding.safetensors").write_bytes(embedding)
-            return embedded(read[0], read_embedding(path))
+        return embedded(read[0], read_embedding(embedding))
 
     return load
 

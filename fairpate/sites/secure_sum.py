@@ -607,19 +607,17 @@ def sum_of(message: bytes) -> IntArray:
     return np.frombuffer(message, dtype="<i8").astype(np.int64)
 
 
-def known_to_colluders(draw: Draw, place: int, stores: Mapping[int, Store]) -> IntArray:
+def known_to_colluders(draw: Draw, place: int, stores: Mapping[int, Mapping[str, bytes]]) -> IntArray:
     """Return what the coordinator learns of site ``place`` if all other sites collude with it: the site's numbers (D,)
     with its own noise alone. ``stores`` are those of all participants, which an audit has in one process."""
-    sent, hello = stores[place].get("masked"), stores[place].get("hello")
-    assert sent is not None
-    assert hello is not None
+    sent, hello = stores[place]["masked"], stores[place]["hello"]
     # The seed of a survivor's own mask is reconstructed from shares in any case.
     total = np.frombuffer(sent[:-_SIGNATURE], dtype="<u8") - draw.mask(hello[_SECRET : 2 * _SECRET], place)
     public = hello[2 * _SECRET :][:32]
     for other, store in stores.items():
         if other != place:
             # What the other one adds cancels what this site added.
-            total += draw.pair_mask(_mask_key(draw, (store.get("hello") or b"")[:_SECRET]), other, public, place)
+            total += draw.pair_mask(_mask_key(draw, store["hello"][:_SECRET]), other, public, place)
     return total.view(np.int64)
 
 

@@ -121,7 +121,8 @@ class CoordinatorClient:
                 # Safe to repeat: the coordinator keeps the first message, and the same again changes nothing.
                 with self._http.stream(method, path, content=content) as reply:
                     if reply.status_code != 200:
-                        text = _beginning(reply)
+                        # The rest of a longer one, such as a proxy's page of an error, is not read.
+                        text = next(reply.iter_raw(_SHORT_BYTES), b"")
                     elif into is None:
                         return b"".join(_pieces(reply, most_bytes, path))
                     else:
@@ -160,17 +161,6 @@ class CoordinatorClient:
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
-
-
-def _beginning(reply: httpx.Response) -> bytes:
-    """Return the first ``_SHORT_BYTES`` of the body of ``reply``; the rest of a longer one, such as a proxy's page of
-    an error, is not read."""
-    text = b""
-    for piece in reply.iter_raw(_SHORT_BYTES):
-        text += piece
-        if len(text) >= _SHORT_BYTES:
-            break
-    return text
 
 
 def _pieces(reply: httpx.Response, most_bytes: int, path: str) -> Iterator[bytes]:
@@ -546,8 +536,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
 
     plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
     config = plans.config_of(plan, **part.party)
-    embedding = None if part.embedding is None else part.embedding.read_bytes()
-    load = plans.loader_of(plan, embedding, has_private=True)
+    load = plans.loader_of(plan, part.embedding, has_private=True)
     events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
     if not messenger.has_agreed:
         with reporter.stage("data"):

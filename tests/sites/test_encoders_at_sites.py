@@ -50,7 +50,7 @@ def test_a_site_with_other_weights_is_refused_with_both_digests(tmp_path: Path) 
 
     moved = own.rename(tmp_path / "elsewhere.pth")
     config = plan.config_of(made, declaration, own=[f"data.weights={moved}"])
-    load = plan.loader_of(made, plan.embedding_file(tmp_path / "plan.json").read_bytes(), has_private=True)
+    load = plan.loader_of(made, plan.embedding_file(tmp_path / "plan.json"), has_private=True)
     plan.require_rehearsed(made, config, load(config.data))
     torch.save({"fc.bias": torch.zeros(1)}, other := tmp_path / "other.pth")
     found = hashlib.sha256(other.read_bytes()).hexdigest()

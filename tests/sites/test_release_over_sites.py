@@ -172,7 +172,7 @@ def noises(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
 def votes_at(group: Consortium, name: str) -> Any:
     """The exact votes of one site's teachers."""
     config = plan.config_of(group.plan, group.data[name], data_dir=None, out=group.root / f"alone-{name}")
-    load = plan.loader_of(group.plan, embedding_file(group.file).read_bytes(), has_private=True)
+    load = plan.loader_of(group.plan, embedding_file(group.file), has_private=True)
     found: list[Any] = []
 
     def keep(exact_RW: Any, **_: Any) -> Any:
@@ -464,7 +464,7 @@ def test_a_site_refuses_a_plan_whose_numbers_are_not_those_of_its_method(tmp_pat
     group = Consortium(tmp_path)
     values = json.loads(group.plan.content)
     config = plan.config_of(group.plan, group.data["north"], data_dir=None, out=None)
-    load = plan.loader_of(group.plan, embedding_file(group.file).read_bytes(), has_private=True)
+    load = plan.loader_of(group.plan, embedding_file(group.file), has_private=True)
     plan.require_rehearsed(group.plan, config, load(config.data))
 
     def refused(**changes: Any) -> str:
@@ -479,8 +479,9 @@ def test_a_site_refuses_a_plan_whose_numbers_are_not_those_of_its_method(tmp_pat
     assert refused(unit="person").startswith("unit: ")
     assert refused(test_events=[{}]).startswith("test_events: ")
     assert refused(public_arrays="0" * 64).startswith("public_arrays: ")
+    embedding_file(group.file).write_bytes(b"another")
     with pytest.raises(plan.PlanError, match="embedding"):
-        plan.loader_of(group.plan, b"another", has_private=True)
+        plan.loader_of(group.plan, embedding_file(group.file), has_private=True)
 
 
 @pytest.mark.parametrize(
@@ -529,7 +530,7 @@ def test_methods_and_settings_that_sites_cannot_share_are_refused(
 def test_a_rehearsal_reads_no_private_record(tmp_path: Path) -> None:
     group = Consortium(tmp_path)
     config = plan.config_of(group.plan, group.data["north"], data_dir=None, out=None)
-    load = plan.loader_of(group.plan, embedding_file(group.file).read_bytes(), has_private=True)
+    load = plan.loader_of(group.plan, embedding_file(group.file), has_private=True)
     dataset = load(config.data)
     assert len(dataset.private) == 700
     one = dataclasses.replace(dataset, private=dataset.private.take(range(1)))
