@@ -33,6 +33,7 @@ PACKAGES = ("fairpate", "aggregator", "teachers", "student")
 """The packages of this project; a node on which it is installed has all of them."""
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 RealArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 BudgetKind = Literal["data_independent", "query_count", "data_dependent"]
 ReleaseKind = Literal["label", "counts"]
@@ -299,7 +300,7 @@ class LabelledSet:
                 row = int(wrong.argmax())
                 raise ValueError(f"Expected chances >= 0 that sum to one, got {chances[row].tolist()} in row {row}.")
 
-    def take(self, kept_N: npt.NDArray[np.bool_]) -> LabelledSet:
+    def take(self, kept_N: BoolArray) -> LabelledSet:
         """Return the records for which the mask ``kept_N`` is true, in their order."""
         (rows,) = kept_N.nonzero()
         arrays = ((name, getattr(self, name)) for name in ("labels", "groups", "counts", "chances"))

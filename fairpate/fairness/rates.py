@@ -52,7 +52,7 @@ import numpy.typing as npt
 import scipy
 
 from fairpate.config import nearest, read_yaml
-from fairpate.types import DEFAULT_NOTION, FloatArray, IntArray
+from fairpate.types import DEFAULT_NOTION, BoolArray, FloatArray, IntArray
 from fairpate.types import NotionName as NotionName
 
 _REPLICATES_PER_CHUNK = 64
@@ -321,12 +321,7 @@ class Metric:
         )
 
     def left_out(
-        self,
-        differences: FloatArray,
-        cells: Sequence[GroupCell],
-        *,
-        lacks_EG: npt.NDArray[np.bool_],
-        has_records_G: npt.NDArray[np.bool_],
+        self, differences: FloatArray, cells: Sequence[GroupCell], *, lacks_EG: BoolArray, has_records_G: BoolArray
     ) -> tuple[int, ...]:
         """Return the groups with records that a verdict must not cover (``WorstCase.left_out``), because the rate of
         some event is undefined for them (``lacks_EG``) or its comparison is for all; of a level, the labels whose rate
@@ -530,9 +525,9 @@ def located(differences: FloatArray, cells: Sequence[GroupCell]) -> GroupCell:
     return replace(cells[event], group=groups[0], other_group=groups[1] if len(groups) == 2 else None)
 
 
-def _comparable(sizes_EG: FloatArray) -> npt.NDArray[np.bool_]:
-    defined_EG: npt.NDArray[np.bool_] = sizes_EG > 0
-    several_E1: npt.NDArray[np.bool_] = defined_EG.sum(axis=-1, keepdims=True) >= 2
+def _comparable(sizes_EG: FloatArray) -> BoolArray:
+    defined_EG: BoolArray = sizes_EG > 0
+    several_E1: BoolArray = defined_EG.sum(axis=-1, keepdims=True) >= 2
     return defined_EG & several_E1
 
 

@@ -32,8 +32,8 @@ import numpy.typing as npt
 from fairpate.fairness import rates
 from fairpate.fairness.rates import NOTIONS
 from fairpate.report.reject_option import resampled_reject_option
-from fairpate.report.small_cells import BoolArray, HiddenNumbers, few_refused, hidden_numbers, shown_records
-from fairpate.types import FairRule, FloatArray, GateRule, MetricsKind, NotionName, restored, strict
+from fairpate.report.small_cells import HiddenNumbers, few_refused, hidden_numbers, shown_records
+from fairpate.types import BoolArray, FairRule, FloatArray, GateRule, MetricsKind, NotionName, restored, strict
 
 if TYPE_CHECKING:
     from fairpate.types import RunRecord

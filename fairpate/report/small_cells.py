@@ -33,9 +33,8 @@ import numpy.typing as npt
 import scipy
 
 from fairpate.fairness import rates
-from fairpate.types import FloatArray
+from fairpate.types import BoolArray, FloatArray
 
-BoolArray = npt.NDArray[np.bool_]
 _Array = npt.NDArray[Any]
 
 _ROUNDING = 1e-9

@@ -65,6 +65,7 @@ from fairpate.run.bounded_answers import AskedBound, without_rule
 from fairpate.run.opened import OpenRun
 from fairpate.types import (
     AnswerRule,
+    BoolArray,
     ErrorBound,
     FairRule,
     FloatArray,
@@ -136,7 +137,7 @@ class Assessment:
     """
 
     evaluations: dict[str, Evaluation]
-    measured_N: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    measured_N: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
     reject_option: RejectOptionSpread | None = None
     answers: AnswerGuarantee | None = None
 
@@ -209,9 +210,9 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
 
     def measure(
         predictions: npt.NDArray[Any],
-        answered_N: npt.NDArray[np.bool_],
+        answered_N: BoolArray,
         rule: GateRule | None = None,
-        apart_N: npt.NDArray[np.bool_] | None = None,
+        apart_N: BoolArray | None = None,
     ) -> Evaluation:
         measured = metrics.evaluate(
             predictions,
@@ -673,7 +674,7 @@ def _low_of_largest(alone: _Shares, ends: Callable[..., _Shares], table_GYC: Flo
     """Return the lower end of the interval of the largest of all differences between groups, at least 0.
 
     ``alone`` holds every difference with the ends of its own interval. ``ends(z, table)`` returns them with ends at z
-    standard deviations; with ``has_ends=False`` it returns the differences alone.
+    standard deviations.
 
     The interval may miss the true value with probability 1 - ``LEVEL``. Its upper end is the largest upper end of all
     differences. It misses with half of that probability if one difference is far above all others, and hardly ever if
@@ -690,7 +691,7 @@ def _low_of_largest(alone: _Shares, ends: Callable[..., _Shares], table_GYC: Flo
         return max(0.0, float(np.nanmax(alone.low_EG)))
     reach_K = np.maximum((value_K - alone.low_EG[is_known]) / z, _LEAST_SHARE)
     drawn = _drawn_around(table_GYC.tobytes(), table_GYC.shape, stddev)
-    errors_RK = ends(z, drawn, has_ends=False).value_EG[:, is_known]
+    errors_RK = ends(z, drawn).value_EG[:, is_known]
     # `nanmedian` goes through the columns one by one.
     median = np.nanmedian if np.isnan(errors_RK).any() else np.median
     errors_RK = np.nan_to_num(errors_RK - median(errors_RK, axis=0))
@@ -736,25 +737,17 @@ class _Shares(NamedTuple):
     high_EG: FloatArray
 
     @classmethod
-    def of(cls, events: rates.RateEvents, table_GYC: FloatArray, stddev: float, *, z: float) -> _Shares:
+    def of(
+        cls, events: rates.RateEvents, table_GYC: FloatArray, stddev: float, *, z: float, rest: bool = False
+    ) -> _Shares:
         """Return the share of each group's records in which each of the outcomes ``events`` occurs, with its interval,
         from one noisy table (G, Y, C) or from several that are stacked along leading axes.
 
-        The ends of the intervals are at z standard deviations.
+        The ends of the intervals are at z standard deviations. ``rest``: return for each group the shares among the
+        records of all other groups together.
         """
-        return cls.of_counts(events(table_GYC), events(np.ones(table_GYC.shape[-3:])), stddev, z=z)
-
-    @classmethod
-    def of_counts(
-        cls, found: Events, cells: Events, stddev: float, *, z: float, rest: bool = False, has_ends: bool = True
-    ) -> _Shares:
-        """Return the share of each group's records in which each event occurs, with its interval.
-
-        ``found``: noisy counts by event and group, of the records in which the event occurs and of all records.
-        ``cells``: the number of noisy cells that each count adds up, which determines its noise. ``rest``: return for
-        each group the shares among the records of all other groups together. ``has_ends``: False computes no intervals,
-        and sets both ends to the share.
-        """
+        # How many noisy cells each count adds up determines its noise.
+        found, cells = events(table_GYC), events(np.ones(table_GYC.shape[-3:]))
         hits, sizes, hit_cells, size_cells = (
             each.sum(axis=-1, keepdims=True) - each if rest else each
             for each in (found.hits_EG, found.sizes_EG, cells.hits_EG, cells.sizes_EG)
@@ -762,8 +755,6 @@ class _Shares(NamedTuple):
         noise = (z * stddev) ** 2
         is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
         value = np.clip(np.where(is_known, rates.divide(hits, sizes), np.nan), 0.0, 1.0)
-        if not has_ends:
-            return cls(value, value, value)
         drawn = z**2 * np.maximum(sizes, 0.0)
         # The p with (hits - p sizes)^2 <= z^2 variance(p) lie between the roots of square p^2 - twice p + rest.
         square = sizes**2 + drawn - noise * size_cells
@@ -798,25 +789,22 @@ def gap_of(
         # Of all groups together, whose noises add up.
         table_GYC, stddev = table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
 
-    found, cells = metric.events(table_GYC), metric.events(np.ones(table_GYC.shape))
+    found = metric.events(table_GYC)
     # A group against itself is no comparison: NaN keeps it out of maxima.
     itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
 
-    def ends(z: float, joint_GYC: FloatArray, has_ends: bool = True) -> _Shares:
-        counts = found if joint_GYC is table_GYC else metric.events(joint_GYC)
-        shares_of = partial(_Shares.of_counts, counts, cells, stddev, z=z, has_ends=has_ends)
+    shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations())
+    # Where the event occurs in no group, the ratio of its rates is 0 / 0.
+    occurs_EG = np.nan_to_num(shares.value_EG).max(axis=-1, keepdims=True) > 0
+    undefined = np.where(occurs_EG, 0.0, np.nan)[..., None]
+
+    def ends(z: float, joint_GYC: FloatArray) -> _Shares:
+        shares_of = partial(_Shares.of, metric.events, joint_GYC, stddev, z=z)
         own = shares_of()
         if metric.compare is rates.level:
             return own
         if metric.compare is rates.below_other:
-            if not has_ends:
-                value = np.maximum(own.value_EG, _LEAST_SHARE)
-                value = 1 - value[..., :, None] / value[..., None, :] + itself_GG
-                return _Shares(value, value, value)
             ratio, least, most = _ratios(own)
-            # Where the event occurs in no group, the ratio of its rates is 0 / 0.
-            occurs_EG = np.nan_to_num(own.value_EG).max(axis=-1, keepdims=True) > 0
-            undefined = np.where(occurs_EG, 0.0, np.nan)[..., None]
             return _Shares(1 - ratio + itself_GG + undefined, 1 - most + undefined, 1 - least + undefined)
         if metric.compare is rates.pairwise:
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
@@ -828,7 +816,7 @@ def gap_of(
         high = value + np.hypot(first[2] - first[0], other[0] - other[1])
         if metric.compare is rates.to_overall:
             # A group is part of the whole: its distance to it is that to the others, times their share.
-            sizes_EG = np.maximum(counts.sizes_EG, 0.0)
+            sizes_EG = np.maximum(metric.events(joint_GYC).sizes_EG, 0.0)
             others_EG = 1 - rates.divide(sizes_EG, sizes_EG.sum(axis=-1, keepdims=True))
             far, near = np.maximum(np.abs(low), np.abs(high)), np.maximum(0.0, np.maximum(low, -high))
             value, low, high = np.abs(value) * others_EG, near * others_EG, far * others_EG
@@ -838,7 +826,6 @@ def gap_of(
     value = alone.value_EG
     if np.isnan(value).all():
         return replace(metrics.NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
-    shares = _Shares.of_counts(found, cells, stddev, z=_deviations())
     lacks_EG = np.isnan(shares.value_EG)
     # Comparisons that are undefined although the group itself stands out: of a true class that it hardly has.
     stands_out_G = ~np.isnan(_Shares.of(rates.predicted, table_GYC, stddev, z=_deviations()).value_EG[0])
