@@ -438,12 +438,18 @@ def declared_units(config: DataConfig) -> tuple[int | None, Unit]:
     """Return the declared number of protected units of the data set that ``config`` describes, which is public, and
     their kind, without reading any record; the number is None as in :attr:`Dataset.declared_units`."""
     entry = entry_for(config)
-    path = CODEBOOKS / f"{config.name}.yaml" if config.declaration is None else config.declaration.path
+    path = declaration_path(config)
     persons = entry.persons is not None  # of pictures, which have a loader
     if path.exists():
         persons = read_declaration(path).persons(entry.complete_options(config.options)) is not None
     unit: Unit = "person" if persons and config.unit is None else "record"
     return _declared_units(config, entry, unit), unit
+
+
+def declaration_path(config: DataConfig) -> Path:
+    """Return the path of the declaration of the data set that ``config`` describes, the user's own or one of ours; the
+    file does not exist for a data set with a loader of its own."""
+    return CODEBOOKS / f"{config.name}.yaml" if config.declaration is None else config.declaration.path
 
 
 def pool_size(config: DataConfig) -> int:

@@ -41,7 +41,7 @@ from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.columns import feature_codes
 from fairpate.data.declaration import read_declaration
 from fairpate.data.pictures import is_square_picture, picture_in
-from fairpate.data.registry import CODEBOOKS
+from fairpate.data.registry import declaration_path
 from fairpate.data.tables import RecordForm, form_of
 from fairpate.encoders import Encoder
 from fairpate.http_server import HttpServer, ServiceError
@@ -78,12 +78,10 @@ def public_pool(dataset: Dataset, *, takes_posted: bool = True, weights: Weights
         # As every record was embedded: the same record gets the same coordinates, bit for bit.
         return embedding(torch.from_numpy(features)[None])[0].numpy()
 
-    picture = None
+    picture, encoder = None, None
     shape = tuple(dataset.public.x.shape[1:]) if embedding is None else embedding.record_shape
-    encoder = (
-        None if dataset.encoder is None else Encoder.of(dataset.encoder, None if weights is None else weights.path)
-    )
-    if encoder is not None:
+    if dataset.encoder is not None:
+        encoder = Encoder.of(dataset.encoder, None if weights is None else weights.path)
         shape = encoder.public.picture_shape
     if takes_posted and is_square_picture(shape):
         import torch
@@ -153,8 +151,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         named = load_for(run, config.data)
         record_data(run, named, given_from_python=False)
         own = as_trained(run, config, named)
-    dataset = own
-    plan = config.plan(dataset)
+    plan = config.plan(own)
     dataset, rule = plan.dataset, config.service_rule(plan.dataset, run)
     voters = config.standing_voters(dataset, run)
     terms = plan.terms(voters.ensemble)
@@ -354,7 +351,7 @@ def serve_student_of(root: Path, settings: ServiceSettings, *, num_replicas: int
         if num_replicas is None:
             # The form for records of a table, by its declaration alone; none for pictures, and if it is gone.
             data, form = config.data, None
-            path = CODEBOOKS / f"{data.name}.yaml" if data.declaration is None else data.declaration.path
+            path = declaration_path(data)
             if path.exists() and not (table := read_declaration(path)).pictures:
                 form = form_of(feature_codes(table.visible(entry_for(data).complete_options(data.options))))
             http = HttpServer(partial(student_app, run.student, form), settings)

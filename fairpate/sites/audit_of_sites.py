@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.files import write_atomically
 from fairpate.methods.base import price
-from fairpate.methods.shadows import MOST_EACH, both_kinds, log_ratio, moments_of, own_noise_of
+from fairpate.methods.shadows import MOST_EACH, Found, both_kinds, log_ratio, moments_of, own_noise_of, seen_of
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.audit_bounds import (
     Claimed,
@@ -46,7 +45,7 @@ from fairpate.privacy.audit_bounds import (
     normal_scores,
 )
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.releases.directory import write_json
+from fairpate.releases.directory import write_json, write_text
 from fairpate.report.run_page import Audit, audit_page
 from fairpate.run.audit import CANARIES, MINUTES, attacked
 from fairpate.sites.plan import SitePlan
@@ -95,7 +94,7 @@ def audit_plan(
     )
     page = file.with_suffix(".audit.html")
     write_json(file.with_suffix(".audit.json"), strict(found.to_json()))
-    write_atomically(page, lambda partial: partial.write_text(audit_page(found), encoding="utf-8"))
+    write_text(page, audit_page(found))
     return found, page
 
 
@@ -168,7 +167,7 @@ def _shadows(plan: SitePlan, part: str, events: tuple[Event, ...], epsilon: floa
                 rows, is_own_M = [place for place in where if here[place]], np.isin(site_M, where)
                 found_M = noisy_KD[site_M, at_M]
                 group.append(_Shown(exact_KD[rows], noisy_KD[rows], added_M * is_own_M, found_M, each.of_site))
-        return _seen([of_sum, *of_groups], share)
+        return seen_of([_found(of_sum, share, is_sum=True), *(_found(group, share) for group in of_groups)])
 
     def claim(stddev: str) -> IdealAttack:
         mu = _shift(sums, stddev) / share
@@ -208,34 +207,29 @@ class _Shown:
     stddev: float
 
 
-def _seen(releases: Sequence[Sequence[_Shown]], share: float) -> Seen:
-    """Return what is seen of ``releases``, the sum first and then each site; each is over several sums of the plan,
-    with the share ``share`` of their noise."""
-    scores, gains, noise, draws = [], [], list[tuple[NoiseSeen, ...]](), list[Drawn]()
-    for shown in releases:
-        score_M, gain_M = log_ratio(
-            np.stack([each.found_M / each.stddev for each in shown]),
-            np.stack([each.added_M / each.stddev for each in shown]),
-            share,
-        )
-        scores.append(score_M)
-        gains.append(np.where(gain_M > 0, gain_M, np.nan))
-        kinds, of_numbers, divisors = list[NoiseSeen](), [], []
-        for each in shown:
-            noise_RD = each.shown_RD - each.exact_RD
-            spread, kurtosis = moments_of(each.stddev)
-            kinds += both_kinds(noise_RD, each.exact_RD > 0, spread, kurtosis=kurtosis)
-            of_numbers.append(normal_scores(noise_RD[:, :_MOST_PLACES], each.stddev))
-            divisors += [int(np.gcd.reduce(noise_RD, axis=None))] if noise_RD.size else []
-        noise.append(tuple(kinds))
-        # A site that vanished shows nothing.
-        width = sum(min(each.shown_RD.shape[1], _MOST_PLACES) for each in shown)
-        scores_RP = np.concatenate(of_numbers, axis=1) if len(of_numbers[0]) else np.full((1, width), np.nan)
-        if shown is releases[0]:
-            # The sum has the noise of the sites: with their signs it would seem to share theirs.
-            scores_RP = np.abs(scores_RP) * np.random.default_rng().choice([-1.0, 1.0], scores_RP.shape)
-        draws.append(Drawn(scores_RP=scores_RP, divisor=math.gcd(*divisors) if divisors else None))
-    return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noise), draws=tuple(draws))
+def _found(shown: Sequence[_Shown], share: float, *, is_sum: bool = False) -> Found:
+    """Return what is seen of one site or, with ``is_sum``, of the sum of all, over several sums of the plan with the
+    share ``share`` of their noise."""
+    score_M, gain_M = log_ratio(
+        np.stack([each.found_M / each.stddev for each in shown]),
+        np.stack([each.added_M / each.stddev for each in shown]),
+        share,
+    )
+    kinds, of_numbers, divisors = list[NoiseSeen](), [], []
+    for each in shown:
+        noise_RD = each.shown_RD - each.exact_RD
+        spread, kurtosis = moments_of(each.stddev)
+        kinds += both_kinds(noise_RD, each.exact_RD > 0, spread, kurtosis=kurtosis)
+        of_numbers.append(normal_scores(noise_RD[:, :_MOST_PLACES], each.stddev))
+        divisors += [int(np.gcd.reduce(noise_RD, axis=None))] if noise_RD.size else []
+    scores_RP = np.concatenate(of_numbers, axis=1)
+    if not len(scores_RP):  # of a site that vanished
+        scores_RP = np.full((1, scores_RP.shape[1]), np.nan)
+    if is_sum:
+        # The sum has the noise of the sites: with their signs it would seem to share theirs.
+        scores_RP = np.abs(scores_RP) * np.random.default_rng().choice([-1.0, 1.0], scores_RP.shape)
+    drawn = Drawn(scores_RP=scores_RP, divisor=math.gcd(*divisors) if divisors else None)
+    return Found(score_M, np.where(gain_M > 0, gain_M, np.nan), tuple(kinds), drawn)
 
 
 def _added_up(draw: Draw, keys: Sequence[SiteKey], exact_KD: IntArray, is_here_K: Coins) -> tuple[IntArray, IntArray]:

@@ -280,11 +280,7 @@ class Site:
     """
 
     def __init__(self, draw: Draw, place: int, key: SiteKey, store: Store) -> None:
-        if draw.sites[place] != key.public:
-            raise SumError(
-                f"Site {place}: the plan has another public key for this site; use the key whose public part is "
-                "in the plan."
-            )
+        assert draw.sites[place] == key.public  # as `SitePlan.place_of` found it
         # Its secrets were erased: new ones would be a second draw of noise for the same sum.
         if store.get(ENDED) is not None:
             raise SumError(f"This sum has ended at this site ({store.get(ENDED)!r}); a new attempt needs a new plan.")

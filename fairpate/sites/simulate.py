@@ -30,7 +30,7 @@ import yaml
 from fairpate.config import ConfigError, DataConfig, Override
 from fairpate.data.dataset import Dataset
 from fairpate.data.declaration import read_declaration, rows_of
-from fairpate.data.registry import CODEBOOKS, MADE, entry_for, load_data, request_of
+from fairpate.data.registry import MADE, declaration_path, entry_for, load_data, request_of
 from fairpate.data.table_files import text_of
 from fairpate.methods.defaults import resolved
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -80,8 +80,7 @@ def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -
     sites in turn, the most frequent first; ``COLUMN:N`` uses the first N characters of a value. ConfigError for a
     column with fewer values than sites, and for pictures whose features are pixels.
     """
-    codebook = CODEBOOKS / f"{data.name}.yaml"
-    path = data.declaration.path if data.declaration else codebook
+    path = declaration_path(data)
     if path.is_file():
         rows, declared, of_person = _rows(data, path)
     elif by is None:

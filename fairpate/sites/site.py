@@ -24,7 +24,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -388,12 +388,16 @@ class _RemoteMessenger:
         return answer
 
 
+_AnyMessenger = Messenger | _RemoteMessenger
+Work = Callable[[_AnyMessenger], Path | None]
+
+
 def _end_after(other: BaseProcess) -> None:
     other.join()
     os._exit(1)
 
 
-def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
+def _compute(work: Work, pipe: Connection, has_agreed: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the other process ends this one
     other = parent_process()
     assert other is not None
@@ -403,19 +407,20 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
         fcntl.flock(os.open(turn, os.O_RDWR), fcntl.LOCK_EX)  # until this process ends
     with redirect_stdout(sys.stderr):
         try:
-            pipe.send(("result", take_part(part, _RemoteMessenger(pipe, has_agreed=has_agreed)), {}))
+            pipe.send(("result", work(_RemoteMessenger(pipe, has_agreed=has_agreed)), {}))
         except (UserError, ValueError, OSError) as error:
             pipe.send(("error", error, {}))
 
 
-def in_processes(part: Part, messenger: Messenger) -> Path | None:
-    """Run :func:`take_part` in a separate process, and return its result. To save memory, the process is ended while
-    ``messenger`` waits for other sites; then a new process starts :func:`take_part` again, which continues."""
+def in_processes(work: Work, messenger: Messenger) -> Path | None:
+    """Call ``work``, which is :func:`take_part` with all but its messenger, in a separate process, and return its
+    result. To save memory, the process is ended while ``messenger`` waits for other sites; then a new process starts
+    ``work`` again, which continues."""
     # Spawned, not forked: a copy of this process would hold its connections and its journal.
     context = get_context("spawn")
     while True:
         pipe, theirs = context.Pipe()
-        process = context.Process(target=_compute, args=(part, theirs, messenger.has_agreed))
+        process = context.Process(target=_compute, args=(work, theirs, messenger.has_agreed))
         process.start()
         theirs.close()
         try:
@@ -471,18 +476,6 @@ def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> l
         pipe.send(answer)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """Everything from which a site's tables are computed: the plan, the site's position in it (``place``), and its own
-    files and settings (``party``, arguments of :func:`fairpate.sites.plan.config_of`)."""
-
-    plan: SitePlan
-    place: int
-    embedding: Path | None
-    party: Mapping[str, Any]
-    is_quiet: bool
-
-
 def join(
     url: str,
     *,
@@ -518,14 +511,21 @@ def join(
             # Never whole in this process, which waits for hours: of pictures it is a quarter of its size.
             embedding = Path(folder) / "embedding.safetensors"
             client.request("/v1/embedding", most_bytes=MOST_FILE_BYTES, into=embedding)
-        part = Part(plan=plan, place=place, embedding=embedding, party=party, is_quiet=reporter.console.quiet)
+        work = partial(take_part, plan, place, embedding=embedding, is_quiet=reporter.console.quiet, **party)
         with closing(Messenger(plan, own_key, client, agree, reporter=reporter)) as messenger:
-            return in_processes(part, messenger)
+            return in_processes(work, messenger)
 
 
-def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | None:
-    """Take part in a plan as one site: check the plan by a rehearsal without private records, compute this site's
-    tables, and write the results to a run folder. Return this folder, or None if the operator did not agree."""
+def take_part(
+    plan: SitePlan, place: int, messenger: _AnyMessenger, *, embedding: Path | None, is_quiet: bool, **party: Any
+) -> Path | None:
+    """Take part in ``plan`` as the site at the position ``place``: check the plan by a rehearsal without private
+    records, compute this site's tables, and write the results to a run folder. Return this folder, or None if the
+    operator did not agree.
+
+    ``embedding`` is the file of the plan's embedding, ``party`` are the site's own files and settings, as arguments of
+    :func:`fairpate.sites.plan.config_of`.
+    """
     from fairpate.methods.base import price
     from fairpate.methods.voting import digest_of_records
     from fairpate.privacy.mechanism_events import event_from
@@ -534,9 +534,8 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
     from fairpate.run.private_metrics import release_table
     from fairpate.run.run import make_release
 
-    plan, reporter = part.plan, Reporter(quiet=part.is_quiet or messenger.has_agreed)
-    config = plans.config_of(plan, **part.party)
-    load = plans.loader_of(plan, part.embedding, has_private=True)
+    reporter = Reporter(quiet=is_quiet or messenger.has_agreed)
+    config, load = plans.config_of(plan, **party), plans.loader_of(plan, embedding, has_private=True)
     events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
     if not messenger.has_agreed:
         with reporter.stage("data"):
@@ -545,7 +544,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
         # A unit is in one part of the site's records, so that it pays the larger of both prices.
         prices = [price(events, delta=config.target.delta, accounting=config.target.stated["accounting"])]
         prices += [price(test_events, delta=config.target.delta)] if test_events else []
-        if not messenger.agree(offer(plan, part.place, max(prices, key=lambda each: each.epsilon), dataset)):
+        if not messenger.agree(offer(plan, place, max(prices, key=lambda each: each.epsilon), dataset)):
             return None
     charges: list[tuple[ReleaseLog, tuple[Event, ...]]] = []
 
@@ -558,7 +557,7 @@ def take_part(part: Part, messenger: Messenger | _RemoteMessenger) -> Path | Non
         charges.append((log, events))
         if test_events:
             charges.append((log.of_part("test"), test_events))
-        begun = state_folder() / "sites" / f"{plan.digest}-{part.place}"
+        begun = state_folder() / "sites" / f"{plan.digest}-{place}"
         # As they were read, before an embedding.
         private = load(config.data.model_copy(update={"embedding": None})).private
         digest = digest_of_records(list(private.record_id), private.x, private.y, private.z)
