@@ -493,15 +493,14 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
     """Return the printed form of the answer: for each panel, how many configurations meet the demand, a table of the
     best, and the command that repeats the best of them."""
     notions = answer.demand.notions
-    asked = ", ".join(
+    asked = [
         f"{_limit_name(name)} {'>=' if name in _LEAST else '<='} {limit:g}"
         for name, limit in answer.demand.limits.items()
         if name != FAIR_AT
-    )
+    ]
     if (rule := answer.demand.fair_at) is not None:
-        judged = f"fair: {NOTIONS[rule.notion].measure} <= {rule.limit:g} with the whole interval of every seed"
-        asked = ", ".join(filter(None, (asked, judged)))
-    parts: list[Any] = [Text(f"frontier: {answer.table}\nasked: {asked}\n")]
+        asked.append(f"fair: {NOTIONS[rule.notion].measure} <= {rule.limit:g} with the whole interval of every seed")
+    parts: list[Any] = [Text(f"frontier: {answer.table}\nasked: {', '.join(asked)}\n")]
     for panel, found in answer.panels.items():
         parts.append(Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"))
         parts += [Text(compared)] if (compared := baseline_words(found.baselines)) else []

@@ -18,14 +18,9 @@ from aggregator import ledger_audit
 from aggregator.ledger import NO_LIMIT, CallerLimit, read_ledger
 from aggregator.service import auth
 from aggregator.service.auth import TokenStore
-from aggregator.store import (
-    LedgerError,
-)
+from aggregator.store import LedgerError
 from fairpate.config import ConfigError
-from fairpate.releases.directory import (
-    RunFolderError,
-    run_at,
-)
+from fairpate.releases.directory import RunFolderError, run_at
 from fairpate.releases.run_ledger import place_of
 from fairpate.run.folder import open_run_directory
 from fairpate.run.ledgers import has_ledger
