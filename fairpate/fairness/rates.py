@@ -331,7 +331,7 @@ class Metric:
             return tuple(label for label in labels if label is not None)
         # Records suffice for a rate, and not for a ratio of rates that are all 0.
         is_undefined_E = np.isnan(differences).reshape(len(differences), -1).all(axis=1)
-        lacks_EG = lacks_EG | (is_undefined_E & (~lacks_EG).all(axis=1))[:, None]
+        lacks_EG = lacks_EG | np.asarray(is_undefined_E & ~lacks_EG.any(axis=1))[:, None]
         return tuple(np.flatnonzero(lacks_EG.any(axis=0) & has_records_G).tolist())
 
     def values(self, joint_RGYC: FloatArray) -> FloatArray:
