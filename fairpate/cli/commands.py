@@ -22,7 +22,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from copy import copy
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -133,67 +132,63 @@ def _written(ctx: typer.Context, *, only_given: bool = False) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mode:
-    """One of several ways to run a command. ``function`` runs it, and its parameters are exactly the options that this
-    mode reads.
+def parameters_of(function: Function, option: str | None = None) -> dict[str, inspect.Parameter]:
+    """Return the options and arguments that a mode of a command reads, by name: the parameters of ``function``, which
+    runs this mode, and ``option``, by which the user selects it (None: it runs if no other mode is selected)."""
+    # Evaluated, because annotations are text under `from __future__ import annotations`.
+    found = dict(inspect.signature(function, eval_str=True).parameters)
+    if option is not None and option not in found:
+        kind, flag = inspect.Parameter.KEYWORD_ONLY, Annotated[bool, typer.Option(f"--{option}")]
+        found[option] = inspect.Parameter(option, kind, default=False, annotation=flag)
+    return {name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, each in found.items()}
 
-    ``option`` is the name of the option by which the user selects this mode: a parameter of ``function``, or else a
-    flag. With ``option`` None, this mode runs if the user selects no other one.
+
+def in_modes(**others: Function) -> Callable[[Function], Function]:
+    """Return a decorator for the function of a command that runs in one of several modes. ``others`` are the functions
+    of its other modes, by the name of the option that selects each: a parameter of that function, or else a flag.
+
+    The command has the name and the help of the decorated function, and the options of all modes. The first of
+    ``others`` whose option the user gives is chosen, else the decorated function. UsageError if the user gives an
+    option that the chosen mode does not read.
     """
 
-    function: Function
-    option: str | None = None
+    def declared_in_modes(function: Function) -> Function:
+        modes: dict[str | None, Function] = {None: function}
+        modes.update(others.items())
+        reads = {option: parameters_of(each, option) for option, each in modes.items()}
+        declared: dict[str, inspect.Parameter] = {}
+        for own in reads.values():
+            for parameter in own.values():
+                # Modes that share an option have to declare it alike: it is one option of the command.
+                assert declared.setdefault(parameter.name, parameter) == parameter, parameter
 
-    @property
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        """The options and arguments that this mode of a command reads, by name."""
-        # Evaluated, because annotations are text under `from __future__ import annotations`.
-        found = dict(inspect.signature(self.function, eval_str=True).parameters)
-        if self.option is not None and self.option not in found:
-            kind, flag = inspect.Parameter.KEYWORD_ONLY, Annotated[bool, typer.Option(f"--{self.option}")]
-            found[self.option] = inspect.Parameter(self.option, kind, default=False, annotation=flag)
-        return {name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, each in found.items()}
-
-
-def in_modes(name: str, words: str, *modes: Mode) -> Function:
-    """Return the function of a command that runs in one of several ``modes`` and has the options of all of them.
-
-    ``name`` and ``words`` are the command's name and help. The first mode whose option the user gives is chosen, else
-    the mode without an option. UsageError if the user gives an option that the chosen mode does not read.
-    """
-    reads = {mode: mode.parameters for mode in modes}
-    declared: dict[str, inspect.Parameter] = {}
-    for own in reads.values():
-        for parameter in own.values():
-            # Modes that share an option have to declare it alike: it is one option of the command.
-            assert declared.setdefault(parameter.name, parameter) == parameter, parameter
-    (without_option,) = (mode for mode in modes if mode.option is None)
-
-    def command(ctx: typer.Context, **values: Any) -> terminal.Output | None:
-        given = [name for name in _written(ctx, only_given=True) if name in declared]
-        # Of several modes whose options were given, the first: options of the others are refused below.
-        chosen = next((mode for mode in modes if mode.option in given), without_option)
-        written = _written(ctx)
-        for name in (name for name in given if name not in reads[chosen]):
-            option = written[name]
-            if chosen.option is None:
-                others = [written[mode.option] for mode in modes if mode.option and name in reads[mode]]
+        def command(ctx: typer.Context, **values: Any) -> terminal.Output | None:
+            given = [name for name in _written(ctx, only_given=True) if name in declared]
+            # Of several modes whose options were given, the first: options of the others are refused below.
+            chosen = next((option for option in others if option in given), None)
+            written = _written(ctx)
+            for name in (name for name in given if name not in reads[chosen]):
+                option = written[name]
+                if chosen is None:
+                    selecting = " or ".join(written[other] for other in others if name in reads[other])
+                    raise UsageError(
+                        f"{option}: read only together with {selecting}; add that option, or leave {option} out."
+                    )
+                rest = [written[each] for each in reads[chosen] if each != chosen and written[each][0] == "-"]
+                reads_only = f"only {', '.join(rest)}" if rest else "no other option"
                 raise UsageError(
-                    f"{option}: read only together with {' or '.join(others)}; add that option, or leave {option} out."
+                    f"{option}: not read with {written[chosen]}, which reads {reads_only}; leave {option} out."
                 )
-            rest = [written[each] for each in reads[chosen] if each != chosen.option and written[each][0] == "-"]
-            reads_only = f"only {', '.join(rest)}" if rest else "no other option"
-            raise UsageError(
-                f"{option}: not read with {written[chosen.option]}, which reads {reads_only}; leave {option} out."
-            )
-        return chosen.function(**{each: values[each] for each in inspect.signature(chosen.function).parameters})
+            run = modes[chosen]
+            return run(**{each: values[each] for each in inspect.signature(run).parameters})
 
-    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    command.__name__, command.__doc__ = name, words
-    command.__signature__ = inspect.Signature([context, *declared.values()])  # type: ignore[attr-defined]
-    command.modes = modes  # type: ignore[attr-defined]
-    return command
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = inspect.Signature([context, *declared.values()])  # type: ignore[attr-defined]
+        command.modes = modes  # type: ignore[attr-defined]
+        return command
+
+    return declared_in_modes
 
 
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:

@@ -616,14 +616,6 @@ def audit(
     return audit_output(found, page)
 
 
-def _bundle(folder: commands.RunFolder, out: Path | None = None) -> Output:
-    from fairpate.run.bundle import write_bundle
-
-    with waiting("bundle"):
-        path, digest = write_bundle(folder, out)
-    return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
-
-
 def _hub(folder: commands.RunFolder, hub: Path | None = None, licence: str = "unknown") -> Output:
     from fairpate.run.bundle import write_hub_folder
 
@@ -634,8 +626,8 @@ def _hub(folder: commands.RunFolder, hub: Path | None = None, licence: str = "un
     return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
 
 
-bundle = commands.in_modes(
-    "bundle",
+@commands.in_modes(hub=_hub)
+def bundle(folder: commands.RunFolder, out: Path | None = None) -> Output:
     """Write everything that a finished run publishes to one zip file, for others to verify.
 
     Prints the file's path and its digest, which you may sign or publish elsewhere. With --hub, write it to a folder
@@ -645,10 +637,12 @@ bundle = commands.in_modes(
         out: The .zip file to write; default: bundle.zip in the run directory.
         hub: Folder to write instead: the same files, with the card as README.md. It may be a checkout of the hub.
         licence: Licence of the model in that README.md, as an identifier of the hub such as apache-2.0.
-    """,
-    commands.Mode(function=_bundle),
-    commands.Mode(function=_hub, option="hub"),
-)
+    """
+    from fairpate.run.bundle import write_bundle
+
+    with waiting("bundle"):
+        path, digest = write_bundle(folder, out)
+    return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
 
 
 def log(folder: commands.RunFolder, mlflow: str, experiment: str | None = None) -> Output:

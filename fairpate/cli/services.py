@@ -10,6 +10,7 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -399,6 +400,7 @@ def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     # The options of both servers are declared once, so that neither can drop one.
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
 
+    @wraps(function)
     def command(**values: Any) -> None:
         settings = _settings(**{name: values.pop(name) for name in shared})
         function(settings=settings, **values)
@@ -409,22 +411,6 @@ def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature([first, *options, *rest])  # type: ignore[attr-defined]
     command.parts = (function, _settings)  # type: ignore[attr-defined]
     return command
-
-
-@_with_settings
-def _serve_aggregator(
-    folder: commands.RunFolder,
-    settings: Any,
-    quota: float = math.inf,
-    data_dir: commands.DataDir = None,
-    detach: bool = False,
-    take_over: bool = False,
-) -> None:
-    from aggregator.session import QuotaRule
-
-    with commands.checked_arguments():
-        settings = replace(settings, quota=QuotaRule(max_queries=quota))
-    serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, take_over=take_over)
 
 
 @_with_settings
@@ -439,8 +425,16 @@ def _stop(folder: commands.RunFolder) -> Output:
     return Output(facts={"stopped": [folder]}, words="")
 
 
-serve = commands.in_modes(
-    "serve",
+@commands.in_modes(stop=_stop, student=_serve_student)
+@_with_settings
+def serve(
+    folder: commands.RunFolder,
+    settings: Any,
+    quota: float = math.inf,
+    data_dir: commands.DataDir = None,
+    detach: bool = False,
+    take_over: bool = False,
+) -> None:
     """Serve a finished run over HTTP: its aggregator, or its published model (--student).
 
     An aggregator charges its ledger before it answers, until the budget is used up.
@@ -456,11 +450,12 @@ serve = commands.in_modes(
         detach: Start the service on the cluster at RAY_ADDRESS, and return.
         take_over: Stop another service that writes the same ledger in a database, if it hangs or is lost.
         replicas: Replicas of the model on Ray Serve; default: one, in this process.
-    """,
-    commands.Mode(function=_serve_aggregator),
-    commands.Mode(function=_stop, option="stop"),
-    commands.Mode(function=_serve_student, option="student"),
-)
+    """
+    from aggregator.session import QuotaRule
+
+    with commands.checked_arguments():
+        settings = replace(settings, quota=QuotaRule(max_queries=quota))
+    serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, take_over=take_over)
 
 
 class QueryCommand(TyperCommand):
@@ -477,13 +472,6 @@ class QueryCommand(TyperCommand):
 Words = Annotated[list[str] | None, typer.Argument()]
 
 
-def _query_words(words: Words = None, token_file: Path | None = None) -> Output | None:
-    from aggregator.client import query_words
-    from fairpate.releases.odometer import state_folder
-
-    return query_words(words or [], token_file=token_file, history=state_folder() / "history")
-
-
 def _query_batch(
     ids: str = "",
     words: Words = None,
@@ -496,8 +484,8 @@ def _query_batch(
     return query_batch(words or [], ids, out=out, batch_size=batch_size, token_file=token_file)
 
 
-query = commands.in_modes(
-    "query",
+@commands.in_modes(ids=_query_batch)
+def query(words: Words = None, token_file: Path | None = None) -> Output | None:
     """Query a running aggregator: in a shell, by one command (`fairpate query ask 17`), or in a batch (--ids).
 
     Args:
@@ -506,10 +494,11 @@ query = commands.in_modes(
         ids: Records of the public pool, such as 0:500; prints their labels.
         out: The .parquet or .csv file to write the replies to.
         batch_size: Queries per request.
-    """,
-    commands.Mode(function=_query_words),
-    commands.Mode(function=_query_batch, option="ids"),
-)
+    """
+    from aggregator.client import query_words
+    from fairpate.releases.odometer import state_folder
+
+    return query_words(words or [], token_file=token_file, history=state_folder() / "history")
 
 
 tokens_app = commands.Commands(
@@ -610,20 +599,6 @@ def version() -> Output:
 ProjectFolder = Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")]
 
 
-def _new(
-    name: ProjectFolder,
-    kind: Literal["table", "images", "embeddings"] = "table",
-    intended_use: Annotated[
-        str | None, typer.Option(help="What the model is for, in your words; report and card state it.")
-    ] = None,
-) -> Output:
-    from fairpate.cli.summaries import write_project
-
-    data, files = write_project(name, kind, intended_use=intended_use or "")
-    about = f"data set {data}, with example records to replace by yours, see README.md."
-    return _created(name, about, "fairpate run settings.yaml", kind=kind, data=data, files=files)
-
-
 def _new_example(
     name: ProjectFolder,
     example: Annotated[
@@ -654,15 +629,23 @@ def _created(name: Path, about: str, command: str, **found: Any) -> Output:
     return Output(facts={"folder": name, **found}, words=f"{name}: {about} To begin:\n  cd {place}\n  {command}")
 
 
-new = commands.in_modes(
-    "new",
+@commands.in_modes(example=_new_example)
+def new(
+    name: ProjectFolder,
+    kind: Literal["table", "images", "embeddings"] = "table",
+    intended_use: Annotated[
+        str | None, typer.Option(help="What the model is for, in your words; report and card state it.")
+    ] = None,
+) -> Output:
     """Create a project that runs: example records to replace by yours, their declaration, settings and a test.
 
     With --example, create a folder with a comparison, a method or a script to change.
 
     Args:
         kind: Kind of records: rows of a table, images, or vectors.
-    """,
-    commands.Mode(function=_new),
-    commands.Mode(function=_new_example, option="example"),
-)
+    """
+    from fairpate.cli.summaries import write_project
+
+    data, files = write_project(name, kind, intended_use=intended_use or "")
+    about = f"data set {data}, with example records to replace by yours, see README.md."
+    return _created(name, about, "fairpate run settings.yaml", kind=kind, data=data, files=files)

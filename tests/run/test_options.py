@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from fairpate import cli
-from fairpate.cli.commands import Commands, Mode, Sets, in_modes
+from fairpate.cli.commands import Commands, Sets, in_modes, parameters_of
 from fairpate.types import UsageError
 
 pytestmark = pytest.mark.usefixtures("light_runs")
@@ -29,9 +29,9 @@ def commands(app: typer.Typer, above: tuple[str, ...] = ()) -> dict[tuple[str, .
     return walk(typer.main.get_command(app), above)
 
 
-def modes(command: Any) -> tuple[Mode, ...]:
-    """The modes of a command; one with a single function has one, which reads all of its parameters."""
-    return getattr(command.callback, "modes", None) or (Mode(function=inspect.unwrap(command.callback)),)
+def modes(command: Any) -> dict[str | None, Function]:
+    """The functions of a command by the options that select them; a single one reads all of its parameters."""
+    return getattr(command.callback, "modes", None) or {None: inspect.unwrap(command.callback)}
 
 
 def unread(function: Function) -> set[str]:
@@ -80,13 +80,13 @@ def branches(parts: list[ast.AST]) -> Any:
 
 COMMANDS = commands(cli.app)
 REFUSED = [
-    (words, mode, parameter)
+    (words, selecting, parameter)
     for words, command in COMMANDS.items()
-    for mode in modes(command)
+    for selecting, function in modes(command).items()
     for parameter in command.params
-    if parameter.name not in mode.parameters.keys() | {"as_json"}
+    if parameter.name not in parameters_of(function, selecting).keys() | {"as_json"}
     # Another mode's option chooses that mode, unless this one is chosen too.
-    and (mode.option is not None or parameter.name not in {each.option for each in modes(command)})
+    and (selecting is not None or parameter.name not in modes(command))
 ]
 
 
@@ -97,12 +97,12 @@ def written(parameter: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "mode", "parameter"),
+    ("words", "selecting", "parameter"),
     REFUSED,
-    ids=[f"{' '.join(words)} {mode.option} {parameter.opts[0]}" for words, mode, parameter in REFUSED],
+    ids=[f"{' '.join(words)} {selecting} {parameter.opts[0]}" for words, selecting, parameter in REFUSED],
 )
-def test_an_option_that_a_mode_does_not_read_is_refused(fairpate, words, mode, parameter):
-    chosen = [word for each in COMMANDS[words].params if each.name == mode.option for word in written(each)]
+def test_an_option_that_a_mode_does_not_read_is_refused(fairpate, words, selecting, parameter):
+    chosen = [word for each in COMMANDS[words].params if each.name == selecting for word in written(each)]
     arguments = [each.name for each in COMMANDS[words].params if each.param_type_name == "argument" and each.required]
     code, output, errors = fairpate(*words, *arguments, *chosen, *written(parameter))
     assert (code, output) == (2, "")
@@ -140,7 +140,9 @@ def test_a_help_is_that_of_the_docstring_and_no_other_command_gets_it():
 
 def test_what_a_student_does_not_offer_is_among_them():
     """A student charges nothing and writes no ledger; all that HTTP needs it has like an aggregator."""
-    told = {parameter.opts[0] for words, mode, parameter in REFUSED if (words, mode.option) == (("serve",), "student")}
+    told = {
+        parameter.opts[0] for words, selecting, parameter in REFUSED if (words, selecting) == (("serve",), "student")
+    }
     assert told == {"--quota", "--take-over", "--detach", "--data-dir", "--stop"}
 
 
@@ -184,7 +186,8 @@ def fields_set_by_options():
     for words, command in COMMANDS.items():
         if "overrides" not in {each.name for each in command.params}:
             continue
-        annotations = {name: each.annotation for mode in modes(command) for name, each in mode.parameters.items()}
+        reads = [parameters_of(function, selecting) for selecting, function in modes(command).items()]
+        annotations = {name: each.annotation for own in reads for name, each in own.items()}
         for parameter in command.params:
             marks = getattr(annotations.get(parameter.name), "__metadata__", ())
             for field in (field for mark in marks if isinstance(mark, Sets) for field in mark.fields):
@@ -237,7 +240,7 @@ def test_an_option_of_the_environment_is_refused_too(monkeypatch):
     def with_b() -> None:
         pass
 
-    app.command()(in_modes("both", "Help.", Mode(function=without), Mode(function=with_b, option="b")))
+    app.command("both")(in_modes(b=with_b)(without))
     app.command("other")(lambda: None)
     monkeypatch.setenv("NUMBER_OF_A", "4")
     with pytest.raises(UsageError, match="--number"):
@@ -246,8 +249,8 @@ def test_an_option_of_the_environment_is_refused_too(monkeypatch):
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_option_is_read(words):
-    for mode in modes(COMMANDS[words]):
-        for function in getattr(mode.function, "parts", (mode.function,)):
+    for mode in modes(COMMANDS[words]).values():
+        for function in getattr(mode, "parts", (mode,)):
             assert not unread(function)
             assert not read_only_in_a_branch(function)
 
@@ -266,4 +269,4 @@ def test_an_option_that_nobody_reads_is_found():
         def other(port: int = 2) -> None:
             assert port
 
-        in_modes("name", "Help.", Mode(function=one), Mode(function=other, option="port"))
+        in_modes(port=other)(one)
