@@ -22,7 +22,7 @@ import math
 import operator
 import sqlite3
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ from pyarrow import csv
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, create_model
 
 from aggregator import session
-from aggregator.ledger import NO_LIMIT, LedgerTerms, Offsets
+from aggregator.ledger import NO_LIMIT, CallerLimit, LedgerTerms, Offsets
 from aggregator.ledger_audit import note_action
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
@@ -43,16 +43,8 @@ from aggregator.service.page import Advice, Latest, PointInTime, States, charge_
 from aggregator.service.writer import Batcher, Books, Snapshot
 from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
-from fairpate.http_server import (
-    Body,
-    FaultError,
-    Faults,
-    Health,
-    add_open_route,
-    fault,
-    faults_response,
-    json_response,
-)
+from fairpate.data.tables import RecordField
+from fairpate.http_server import Body, FaultError, Faults, Health, add_open_route, fault, faults_response, json_response
 from fairpate.pages import at_most, delta_text, meaning, percent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import KnownCaller, strict, worded
@@ -103,18 +95,6 @@ class Budget(Body):
     closed: bool
 
 
-class OwnLimit(Body):
-    """The limits of one caller within the privacy budget that all callers share; null means no such limit."""
-
-    epsilon: float | None = Field(
-        description="Limit on the worst-case cost of the caller's queries alone, at the budget's delta."
-    )
-    max_queries: int | None
-    per_day: float | None = Field(
-        description="Number of new queries that may be asked at once; it refills evenly over a day."
-    )
-
-
 class OwnSpent(Body):
     """The number of queries charged to one caller, and their data-independent cost. This is not the privacy guarantee,
     which covers the queries of all callers."""
@@ -134,7 +114,7 @@ class Me(Body):
 
     name: str
     scope: Literal["analyst", "operator"]
-    limit: OwnLimit
+    limit: CallerLimit
     spent: OwnSpent
     left: OwnLeft | None = Field(description="What is left of the caller's own limit; null: no limit of its own.")
     expires_s: float | None = Field(description="When the token expires, in seconds since 1970; null: never.")
@@ -181,17 +161,6 @@ class Statement(Body):
     record_shape: list[int]
 
 
-class FormField(Body):
-    """One input of the form in which a record is entered: a number between two bounds, or one of several choices."""
-
-    name: str
-    choices: list[str]
-    low: float | None
-    high: float | None
-    is_optional: bool
-    takes_other: bool
-
-
 class Caller(Body):
     """The name and role of the caller who sent a request."""
 
@@ -219,13 +188,13 @@ class About(Facts):
     gate: str
     guarantee: str
     is_private: bool
-    form: list[FormField] | None
+    form: list[RecordField] | None
     takes_posted: bool = Field(description="Whether queries may contain records that are not in the pool.")
     caller: Caller
 
 
 class State(Body):
-    """The state that an analyst's page shows: the privacy budget, and whether new queries are answered."""
+    """The state that every page shows: the privacy budget, and whether new queries are answered."""
 
     budget: Budget
     queries_left: int | None = Field(
@@ -280,21 +249,26 @@ class PageOfLedger(Body):
     limit: int = Field(100, ge=1, le=1000, description="The largest number of charges to return.")
 
 
-class LedgerEntry(Body):
+class ChargedQuery(Body):
     """The charge of one query as the operator sees it; the verdict is `open` if a crash left the query without an
     outcome.
 
-    `caller` and `request` are empty for the run's own queries; their `at_s` may be 0, which means unknown.
+    `caller` is empty for the run's own queries; their `at_s` may be 0, which means unknown.
     """
 
     number: int
-    key: str
     group: str
     verdict: str
-    label: int | None
     caller: str
-    request: str
     at_s: float = Field(description="When the query was charged, in seconds since 1970.")
+
+
+class LedgerEntry(ChargedQuery):
+    """A charge in the ledger, with its query and the label. `request` is empty for the run's own queries."""
+
+    key: str
+    label: int | None
+    request: str
 
 
 class Chain(Body):
@@ -334,18 +308,14 @@ class Latency(Body):
     p99_ms: float | None
 
 
-class LargeCharge(Body):
+class LargeCharge(ChargedQuery):
     """One of the queries with the largest data-dependent cost. `of_worst` is its cost as a share of the worst case,
     `of_total` as a share of the cost of all queries."""
 
     number: int = Field(description="Position in the order in which queries were charged, from 1.")
-    group: str
-    verdict: str
     votes: list[int] = Field(description="Votes for the most popular label, and for the second.")
     of_worst: float
     of_total: float
-    caller: str
-    at_s: float
 
 
 class Costs(Body):
@@ -360,21 +330,16 @@ class Costs(Body):
     dearest: list[LargeCharge]
 
 
-class Overview(Body):
+class Overview(State):
     """What an operator's page shows about a service: health, advice, budget, costs, and queries by outcome. Private:
     not to be published."""
 
     at_s: float
     started_s: float
-    health: Health
     advice: list[Advice]
     forecast: str
     lasts_s: float | None = Field(
         description="How long the budget lasts at the present rate; null: no end, or unknown."
-    )
-    budget: Budget
-    queries_left: int | None = Field(
-        description="Number of new queries for which the budget has room; null: it depends on votes."
     )
     epsilon_data_dependent: float | None
     costs: Costs
@@ -415,18 +380,8 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
         features = Annotated[list[features], Field(min_length=size, max_length=size), FailFast()]
     # `getitem`, because type checkers refuse `Literal[...]` of names that are known at run time only.
     group: Any = operator.getitem(Literal, pool.group_names)
-    by_id: Any = create_model("QueryById", __base__=Body, id=(number, ...))
-    by_features: Any = create_model("QueryByFeatures", __base__=Body, features=(features, ...), group=(group, ...))
-    kinds = [Annotated[by_id, Tag("id")]]
-    tags = {"features": "features", "group": "features"}
-    if pool.takes_posted:
-        kinds.append(Annotated[by_features, Tag("features")])
-    if pool.takes_posted and pool.picture is not None:
-        file = (str, Field(description="A PNG or JPEG file in base64; its centre square is resized."))
-        by_picture: Any = create_model("QueryByPicture", __base__=Body, picture=file, group=(group, ...))
-        kinds.append(Annotated[by_picture, Tag("picture")])
-        tags = {"picture": "picture", **tags}
-    if pool.takes_posted and pool.form is not None:
+    posted: dict[str, Any] = {}  # by the field that decides which body it is
+    if pool.form is not None:
         fields: dict[str, Any] = {}
         for place, column in enumerate(pool.form.fields):
             cell: Any = Annotated[float, Field(allow_inf_nan=False)]
@@ -439,13 +394,21 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
             cell = Annotated[cell, BeforeValidator(functools.partial(pool.form.spelling, column.name))]
             # A column may have any name, so the attribute in Python is numbered.
             fields[f"column_{place}"] = (cell, Field(default, alias=column.name))
-        columns: Any = create_model("Record", __base__=Body, **fields)
-        by_record: Any = create_model("QueryByRecord", __base__=Body, record=(columns, ...), group=(group, ...))
-        kinds.append(Annotated[by_record, Tag("record")])
-        tags = {"record": "record", **tags}
-    # With a discriminator, errors are reported for one kind; a plain union reports them for every kind.
-    kind = _tagged_by(tags, "id")
-    query: Any = by_id if len(kinds) == 1 else Annotated[functools.reduce(operator.or_, kinds), kind]
+        posted["record"] = create_model("Record", __base__=Body, **fields)
+    if pool.picture is not None:
+        words = "A PNG or JPEG file in base64; its centre square is resized."
+        posted["picture"] = Annotated[str, Field(description=words)]
+    posted["features"] = features
+    by_id: Any = create_model("QueryById", __base__=Body, id=(number, ...))
+    query: Any = by_id
+    if pool.takes_posted:
+        kinds: list[Any] = [Annotated[by_id, Tag("id")]]
+        for name, kind in posted.items():
+            given: dict[str, Any] = {name: (kind, ...), "group": (group, ...)}
+            kinds.append(Annotated[create_model(f"QueryBy{name.capitalize()}", __base__=Body, **given), Tag(name)])
+        # With a discriminator, errors are reported for one kind; a plain union reports them for every kind.
+        tags = {name: name for name in posted} | {"group": "features"}
+        query = Annotated[functools.reduce(operator.or_, kinds), _tagged_by(tags, "id")]
     several: Any = Annotated[list[query], Field(min_length=1, max_length=MAX_QUERIES_PER_REQUEST), FailFast()]
     queries: Any = create_model("Queries", __base__=Body, queries=(several, ...))
     count: Any = create_model("Count", __base__=Body, count=(_whole_number(ge=0, le=_MAX_COUNT), ...))
@@ -552,6 +515,7 @@ def about_json(
 
 FileFormat = Literal["parquet", "csv"]
 MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "csv": "text/csv; charset=utf-8"}
+_WRITERS: Mapping[FileFormat, Callable[[pa.Table, Any], None]] = {"parquet": pq.write_table, "csv": csv.write_csv}
 
 
 def answers_file(
@@ -577,10 +541,7 @@ def answers_file(
         }
     )
     sink = io.BytesIO()
-    if file_format == "parquet":
-        pq.write_table(table, sink)
-    else:
-        csv.write_csv(table, sink)
+    _WRITERS[file_format](table, sink)
     return sink.getvalue()
 
 

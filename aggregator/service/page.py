@@ -240,7 +240,7 @@ _MOST_CALLERS = 20
 
 
 def charge_json(number: int, charge: Charge, pool: PublicPool) -> dict[str, Any]:
-    """Return one charge as JSON, with the fields that an operator's page shows. ``charge`` is an item of what
+    """Return one charge as the JSON of a :class:`aggregator.service.api.ChargedQuery`. ``charge`` is an item of what
     :meth:`Ledger.charged` returns."""
     _, group, outcome, asked = charge
     verdict, name = "open" if outcome is None else outcome.verdict, pool.group_names[group]
