@@ -457,15 +457,19 @@ def no_public_labels(questions: Sequence[Question]) -> Sequence[None]:
     return [None] * len(questions)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class _WaitingRequest:
-    """A request with new queries that waits for the ledger's writer, and the future that will receive its replies."""
+    """A request with new queries that waits for the ledger's writer, and the future that will receive its replies.
+
+    ``refusal`` is why none of its queries is charged: its caller's quota, or a token that is no longer valid.
+    """
 
     questions: Sequence[Question]
     caller: KnownCaller
-    request_id: str
+    asker: Asker
     is_admitted: Callable[[], bool]
     answered: asyncio.Future[Sequence[Reply]]
+    refusal: QuotaExceededError | NotAdmittedError | None = None
 
 
 @dataclass(eq=False)
@@ -510,10 +514,10 @@ class Batcher:
         loop = asyncio.get_running_loop()
         came_in_s = loop.time()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
-        waiting = _WaitingRequest(
-            questions=questions, caller=caller, request_id=request_id, is_admitted=is_admitted, answered=answered
+        asker = Asker(caller.name, request_id)
+        self._line.append(
+            _WaitingRequest(questions=questions, caller=caller, asker=asker, is_admitted=is_admitted, answered=answered)
         )
-        self._line.append(waiting)
         # Between its last look at the line and its end the task awaits nothing, so no request is left behind.
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
@@ -553,13 +557,12 @@ class Batcher:
         Runs on the writer's thread, one group of requests at a time.
         """
         ledger = self.writer.books.ledger
-        refused: list[QuotaExceededError | NotAdmittedError | None] = []
 
         def look_again() -> None:
             """Refuse the requests whose tokens are no longer valid, and store the limits that have changed."""
-            for place, request in enumerate(group[: len(refused)]):
-                if refused[place] is None and not request.is_admitted():
-                    refused[place] = NotAdmittedError()
+            for request in group:
+                if request.refusal is None and not request.is_admitted():
+                    request.refusal = NotAdmittedError()
             # Before anything is charged under them.
             for name, limit in self.own_limits().items():
                 if ledger.limits.get(name, NO_LIMIT) != limit:
@@ -576,10 +579,9 @@ class Batcher:
             if ledger.outcome_of.get(question.query.key) is None
         }
         labels = dict(zip(unknown, self.public_labels(list(unknown.values())), strict=True))
-        askers: dict[str, list[tuple[int, Asker]]] = {}  # with the position of the request
-        for place, request in enumerate(group):
-            if not request.is_admitted():
-                refused.append(NotAdmittedError())
+        asked_by: dict[str, list[_WaitingRequest]] = {}
+        for request in group:
+            if request.refusal is not None:
                 continue
             name = request.caller.name
             keys = {question.query.key for question in request.questions}
@@ -590,21 +592,19 @@ class Batcher:
                 # All that the caller asks in this group is charged at the same moment.
                 wanted = len(new) + Counter(first_caller.values())[name]
                 if (refusal := self.quotas.refusal(ledger, name, wanted, now_s=time.time())) is not None:
-                    refused.append(replace(refusal, num_new=len(new)))
+                    request.refusal = replace(refusal, num_new=len(new))
                     continue
                 with_quota.add(name)
-            refused.append(None)
             first_caller.update(dict.fromkeys(new, name))
-            asker = Asker(name, request.request_id)
             for question in request.questions:
                 by_key[question.query.key] = question
-                askers.setdefault(question.query.key, []).append((place, asker))
+                asked_by.setdefault(question.query.key, []).append(request)
         voted = False
 
         def admit(queries: Sequence[Query]) -> Sequence[Query]:
             look_again()
             return [
-                replace(query, askers=tuple(asker for place, asker in askers[query.key] if refused[place] is None))
+                replace(query, askers=tuple(each.asker for each in asked_by[query.key] if each.refusal is None))
                 for query in queries
             ]
 
@@ -632,10 +632,7 @@ class Batcher:
         # Stored replies alone say nothing about the teachers.
         if voted:
             self.health.votes_failed = False
-        return [
-            error or [replies[question.query.key] for question in request.questions]
-            for request, error in zip(group, refused, strict=True)
-        ]
+        return [request.refusal or [replies[question.query.key] for question in request.questions] for request in group]
 
 
 def until_next_step(elapsed_s: float, step_s: float) -> float:
