@@ -574,9 +574,7 @@ def fair_rule(said: Any) -> FairRule:
     """
     notion: Any
     limit: Any
-    if isinstance(said, FairRule):
-        notion, limit = said.notion, said.limit
-    elif isinstance(said, Mapping):
+    if isinstance(said, Mapping):
         notion, limit = said.get("notion", types.DEFAULT_NOTION), said.get("limit", FairRule().limit)
     # In either spelling, as names of notions have underscores.
     elif str(said).replace("_", "-") == "four-fifths":
@@ -975,13 +973,8 @@ def expected(fault: Mapping[str, Any]) -> str:
         # In as few digits as are exact: what is typed in a command must mean the same again.
         short = f"{context[name]:g}"
         return f"expected {sign} {short if float(short) == context[name] else context[name]}"
-    for ending, words in (("too_short", "at least"), ("too_long", "at most")):
-        if kind in (ending, f"string_{ending}"):
-            number = context["min_length" if ending == "too_short" else "max_length"]
-            noun = "character" if kind.startswith("string") else "item"
-            return f"expected {words} {number} {noun}{'' if number == 1 else 's'}"
-    if kind in ("literal_error", "enum"):
-        return f"expected {context['expected']}"
+    if kind.endswith(("too_short", "too_long")):  # "List should have at least 1 item after validation, not 0"
+        return f"expected {message.partition(' should have ')[2].partition(' after validation')[0]}"
     if kind == "string_pattern_mismatch":
         return f"expected {words_of['forms'].get(context['pattern'], 'text of the form ' + context['pattern'])}"
     for name, words in words_of["types"].items():
