@@ -52,7 +52,7 @@ from urllib.parse import quote
 
 from pydantic_core import from_json
 
-from fairpate.files import give_to_owner, sync, write_atomically
+from fairpate.files import give_to_owner, opened, sync, write_atomically
 from fairpate.types import UserError
 
 # Increased with every change of entries or of the digest: a ledger of another version is refused, never converted.
@@ -352,9 +352,8 @@ def _write_whole(path: Path, header: Header, rows: Sequence[Row]) -> None:
     for file in (unfinished, Path(f"{unfinished}-wal"), Path(f"{unfinished}-shm")):
         file.unlink(missing_ok=True)
     # Made here and not by SQLite, which follows the umask and gives its log the rights of this file.
-    descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600)
-    give_to_owner(descriptor, path.parent)
-    os.close(descriptor)
+    with opened(unfinished, os.O_RDWR | os.O_CREAT, 0o600) as descriptor:
+        give_to_owner(descriptor, path.parent)
     last = header.start
     # Closed before it is renamed: that writes the log back, and the file is whole by itself.
     with closing(connect(unfinished)) as database:
@@ -581,16 +580,14 @@ class FileAnchor:
         cannot be created."""
         try:
             # Never over another one, which may hold another ledger to its last entry.
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            try:
-                give_to_owner(descriptor, Path(self.path).parent)
-                _write_head(descriptor, head)
-                os.fsync(descriptor)
-            except BaseException:
-                Path(self.path).unlink()  # an anchor without an entry would refuse its ledger and the next attempt
-                raise
-            finally:
-                os.close(descriptor)
+            with opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600) as descriptor:
+                try:
+                    give_to_owner(descriptor, Path(self.path).parent)
+                    _write_head(descriptor, head)
+                    os.fsync(descriptor)
+                except BaseException:
+                    Path(self.path).unlink()  # an anchor without an entry would refuse its ledger and the next attempt
+                    raise
             # The name as well: an anchor that a loss of power takes away refuses its ledger.
             sync(Path(self.path).parent)
         except OSError as error:
@@ -602,15 +599,12 @@ class FileAnchor:
         The file is opened for reading alone and not locked: a reader needs no right to write, and no writer waits.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
+            with opened(self.path, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
                 noted = noted_head(Path(self.path), descriptor)
                 # A writer overwrites it in place: what is read twice is not half of one head and half of the next.
                 while (again := noted_head(Path(self.path), descriptor)) != noted:
                     noted = again
                 return noted
-            finally:
-                os.close(descriptor)
         except FileNotFoundError as error:
             raise LedgerError(
                 f"{self.path}: the ledger's anchor is gone; restore this file, which notes the last entry."
@@ -631,8 +625,7 @@ class FileAnchor:
         StoreError if that fails, or if the anchor has a later entry or another entry with this number.
         """
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
-        descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
-        try:
+        with opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
             # Asked again and again, since flock waits without a limit and a paused writer would hold up its successor.
             deadline_s = time.monotonic() + _LOCK_S
             while True:
@@ -657,8 +650,6 @@ class FileAnchor:
             # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             _write_head(descriptor, head)
             os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def close(self) -> None:
         """Do nothing: an anchor keeps no file open."""

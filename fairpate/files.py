@@ -13,8 +13,8 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 CACHE_VARIABLE = "FAIRPATE_CACHE"
+Location = str | os.PathLike[str]
 
 
 class PathIn:
@@ -87,6 +88,17 @@ def check_output(path: Path, option: str, *, is_file: bool = False, suffixes: tu
         raise PlaceError(f"{option}: {path.parent} is not a folder; create it, or give another path.")
 
 
+@contextmanager
+def opened(path: Location, flags: int, mode: int = 0o777) -> Iterator[int]:
+    """Context manager: open a file or a folder as :func:`os.open` does, yield its descriptor, and close it at the end
+    of the ``with`` block."""
+    descriptor = os.open(path, flags, mode)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """Call ``write`` with a temporary path next to ``path``, then rename the file to ``path``.
 
@@ -101,13 +113,10 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
             temporary.touch(mode=0o600)
         write(temporary)
         # Before the rename: no loss of power leaves the name with half of the content.
-        descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
+        with opened(temporary, os.O_RDONLY | os.O_NOFOLLOW) as descriptor:
             os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) & ~stat.S_IWOTH)
             give_to_owner(descriptor, path.parent)
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         temporary.replace(path)
     except OSError as error:
         # The temporary name is nobody's: what cannot be written is the file that was asked for.
@@ -142,11 +151,8 @@ def make_folder(path: Path, *, private: bool = False) -> None:
             continue
         # Not by `parents=True`, which makes parents with the rights of the umask alone.
         each.mkdir(mode=0o700 if private and each == path else 0o775, exist_ok=True)
-        descriptor = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
+        with opened(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
             give_to_owner(descriptor, each.parent)
-        finally:
-            os.close(descriptor)
 
 
 def private_folder(path: Path) -> None:
@@ -158,14 +164,10 @@ def private_folder(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with opened(path, os.O_RDONLY) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
-Location = str | os.PathLike[str]
 _MARKER = ".fairpate-storage"
 _UNUSABLE = (
     "storage: {}: cannot be written and read from here ({}); give an absolute path or a URI of pyarrow.fs (file://, "

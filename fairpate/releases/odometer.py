@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.files import PathIn, give_to_owner, make_folder
+from fairpate.files import PathIn, give_to_owner, make_folder, opened
 from fairpate.pages import at_most, counted, delta_text, epsilon_text
 from fairpate.privacy import accountant, mechanism_events
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event
@@ -427,9 +427,8 @@ class Odometer:
         try:
             make_folder(self.path.parent, private=True)
             # Made here and not by SQLite, which follows the umask.
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            give_to_owner(descriptor, self.path.parent)
-            os.close(descriptor)
+            with opened(self.path, os.O_RDWR | os.O_CREAT, 0o600) as descriptor:
+                give_to_owner(descriptor, self.path.parent)
             # A long timeout, because another process may compose loss distributions inside its transaction.
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=60)) as database:
                 database.row_factory = sqlite3.Row
