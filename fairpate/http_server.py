@@ -121,6 +121,11 @@ class Health(Body):
     reasons: list[Reason]
 
 
+def health_json(reasons: Sequence[str]) -> dict[str, Any]:
+    """Return the :class:`Health` of a service as JSON; ``reasons`` are why it does not answer new queries."""
+    return {"status": "failing" if reasons else "ok", "reasons": list(reasons)}
+
+
 class Tokens(Protocol):
     """Interface to the set of bearer tokens that a service accepts; the set may change while the service runs."""
 
@@ -539,12 +544,12 @@ def new_app(
 
     async def livez() -> Response:
         """Report that the process is alive; restart it if there is no answer."""
-        return json_response({"status": "ok", "reasons": []})
+        return json_response(health_json([]))
 
     async def readyz() -> Response:
         """Report whether a new query can be answered now, and if not, the reasons."""
-        found = [] if reasons is None else list(await reasons())
-        return json_response({"status": "failing" if found else "ok", "reasons": found}, status=503 if found else 200)
+        found = [] if reasons is None else await reasons()
+        return json_response(health_json(found), status=503 if found else 200)
 
     add_open_route(app, "/livez", livez, response_model=Health)
     for path in ("/readyz", "/healthz"):

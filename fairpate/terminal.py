@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from threading import Timer
@@ -263,12 +263,10 @@ class Reporter:
         self.console.print(f"{name:<{_NAME_WIDTH}} {text}", soft_wrap=True, markup=False)
 
 
-@contextmanager
-def waiting(name: str) -> Iterator[Advance]:
+def waiting(name: str) -> AbstractContextManager[Advance]:
     """Context manager: show the ``with`` block as a stage ``name`` if it takes longer than two seconds. It is meant for
     commands that usually end sooner."""
-    with Reporter().stage(name, patience_s=_PATIENCE_S) as advance:
-        yield advance
+    return Reporter().stage(name, patience_s=_PATIENCE_S)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from aggregator.mechanism import Outcome
 from aggregator.service.writer import Books, Readiness, Verification, Writer
 from aggregator.session import DAY_S, PublicPool
 from fairpate import __version__
-from fairpate.http_server import Body, FaultError
+from fairpate.http_server import Body, FaultError, health_json
 from fairpate.pages import compared_costs, counted, render
 from fairpate.privacy import accountant
 from fairpate.types import strict
@@ -305,7 +305,7 @@ class States:
         status = snapshot.budget_status()
         # The room of a budget that ends by votes reveals how they voted.
         left = None if status.kind == "data_dependent" else snapshot.room
-        return {"budget": status.to_json(), "queries_left": left, "health": self.health.to_json()}
+        return {"budget": status.to_json(), "queries_left": left, "health": health_json(self.health.reasons())}
 
     async def for_operator(self) -> dict[str, Any]:
         """Return what an operator's page shows, such as health, advice, budget and private costs, as the JSON of
@@ -315,9 +315,9 @@ class States:
         history.look(ledger, num_charges, now_s=now_s)
         is_exact = status.kind != "data_dependent"
         ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
-        chain = self.verification.chain
+        chain, reasons = self.verification.chain, self.health.reasons()
         advised = advice(
-            self.health.reasons(),
+            reasons,
             left=snapshot.room,
             total=status.queries_submitted + snapshot.room,
             lasts_s=ahead.lasts_s,
@@ -339,7 +339,7 @@ class States:
         return {
             "at_s": now_s,
             "started_s": self._started_s,
-            "health": self.health.to_json(),
+            "health": health_json(reasons),
             "advice": [each.model_dump() for each in advised],
             "forecast": ahead.words,
             "lasts_s": ahead.lasts_s,

@@ -390,11 +390,6 @@ class Readiness:
         }
         return [reason for reason, holds in facts.items() if holds]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the service's :class:`fairpate.http_server.Health` as JSON."""
-        reasons = self.reasons()
-        return {"status": "failing" if reasons else "ok", "reasons": reasons}
-
     async def watch(self) -> None:
         """Check the conditions of readiness every ``interval_s`` seconds, without end."""
         while True:

@@ -603,17 +603,11 @@ def audit(
         on_private: Add canaries to the private records instead; the result stays in private/.
     """
     from fairpate.cli.summaries import audit_output
-    from fairpate.run.audit import CANARIES, MINUTES, QUICK_CANARIES, QUICK_MINUTES, audit_run
+    from fairpate.run.audit import audit_run, audit_size
 
-    usual = (QUICK_CANARIES, QUICK_MINUTES) if quick else (CANARIES, MINUTES)
-    found, page = audit_run(
-        folder,
-        reporter=Reporter(),
-        num_canaries=usual[0] if canaries is None else canaries,
-        minutes=usual[1] if minutes is None else minutes,
-        on_private=on_private,
-    )
-    return audit_output(found, page)
+    count, most = audit_size(canaries, minutes, quick=quick)
+    found = audit_run(folder, reporter=Reporter(), num_canaries=count, minutes=most, on_private=on_private)
+    return audit_output(*found)
 
 
 def _hub(folder: commands.RunFolder, hub: Path | None = None, licence: str = "unknown") -> Output:

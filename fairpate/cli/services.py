@@ -611,16 +611,12 @@ def _new_example(
     assert example is not None
     files = commands.example_files(example)
     written = write_folder(name, {file.name: file.read_bytes() for file in files})
-    begins = {
-        "own-method": "fairpate run --method own_method:ClassMeans --epsilon 3",
-        **{
-            of: f"fairpate compare {file}"
-            for of, (file, *_) in commands.EXAMPLE_FILES.items()
-            if file.endswith(".yaml")
-        },
-    }
-    about, command = f"{files[0].name}, with its explanation at the top.", f"python {files[0].name}"
-    return _created(name, about, begins.get(example, command), example=example, files=written)
+    main = files[0].name
+    command = f"fairpate compare {main}" if main.endswith(".yaml") else f"python {main}"
+    if example == "own-method":
+        command = "fairpate run --method own_method:ClassMeans --epsilon 3"
+    about = f"{main}, with its explanation at the top."
+    return _created(name, about, command, example=example, files=written)
 
 
 def _created(name: Path, about: str, command: str, **found: Any) -> Output:
@@ -633,9 +629,7 @@ def _created(name: Path, about: str, command: str, **found: Any) -> Output:
 def new(
     name: ProjectFolder,
     kind: Literal["table", "images", "embeddings"] = "table",
-    intended_use: Annotated[
-        str | None, typer.Option(help="What the model is for, in your words; report and card state it.")
-    ] = None,
+    intended_use: str | None = None,
 ) -> Output:
     """Create a project that runs: example records to replace by yours, their declaration, settings and a test.
 
@@ -643,6 +637,7 @@ def new(
 
     Args:
         kind: Kind of records: rows of a table, images, or vectors.
+        intended_use: What the model is for, in your words; report and card state it.
     """
     from fairpate.cli.summaries import write_project
 

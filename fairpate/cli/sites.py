@@ -207,19 +207,13 @@ def audit_sums(
         minutes: Longest time for drawing sums, 60 by default and 2 with --quick.
     """
     from fairpate.cli.summaries import audit_output
-    from fairpate.run.audit import CANARIES, MINUTES, QUICK_CANARIES, QUICK_MINUTES
+    from fairpate.run.audit import audit_size
     from fairpate.sites.audit_of_sites import audit_plan
     from fairpate.sites.plan import read_plan
 
-    usual = (QUICK_CANARIES, QUICK_MINUTES) if quick else (CANARIES, MINUTES)
-    found, page = audit_plan(
-        read_plan(_plan_bytes(plan), str(plan)),
-        plan,
-        reporter=Reporter(),
-        num_canaries=usual[0] if canaries is None else canaries,
-        minutes=usual[1] if minutes is None else minutes,
-    )
-    return audit_output(found, page)
+    count, most = audit_size(canaries, minutes, quick=quick)
+    declared = read_plan(_plan_bytes(plan), str(plan))
+    return audit_output(*audit_plan(declared, plan, reporter=Reporter(), num_canaries=count, minutes=most))
 
 
 @site_app.command("simulate")

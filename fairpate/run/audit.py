@@ -112,6 +112,12 @@ _LEAST_SPREAD = 1e-4  # of a squared gain: a release without noise must not make
 _EVENTS_ALIKE = 0.01  # relative; a repeated search for the noise may end at a slightly different float
 
 
+def audit_size(canaries: int | None, minutes: float | None, *, quick: bool) -> tuple[int, float]:
+    """Return the number of canaries and the longest time of an audit in minutes: those given, else the usual ones."""
+    usual = (QUICK_CANARIES, QUICK_MINUTES) if quick else (CANARIES, MINUTES)
+    return usual[0] if canaries is None else canaries, usual[1] if minutes is None else minutes
+
+
 def audit_run(
     root: Path,
     *,
