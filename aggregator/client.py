@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
@@ -54,29 +53,30 @@ class QueryError(UserError):
         self.status = status
 
 
-@dataclass(frozen=True, kw_only=True)
-class RetryRule:
-    """The number of attempts to send a request that gets no answer, and the pause before the second; each further pause
-    is twice as long."""
-
-    attempts: int = 5
-    first_pause_s: float = 0.25
-
-
 class AggregatorClient(AbstractContextManager["AggregatorClient"]):
     """Sends requests to the service at one URL; use it as a context manager.
 
-    ``token`` is sent as a bearer token; ``timeout_s`` limits each attempt. QueryError for a malformed URL, and from
-    every method if the service refuses the request or does not answer.
+    ``token`` is sent as a bearer token. A request that gets no answer is sent up to ``attempts`` times;
+    ``first_pause_s`` is the pause before the second attempt, and each further pause is twice as long. ``timeout_s``
+    limits each attempt. QueryError for a malformed URL, and from every method if the service refuses the request or
+    does not answer. ValueError unless attempts >= 1.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, *, token: str | None = None, timeout_s: float = 60, retry: RetryRule | None = None
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_s: float = 60,
+        attempts: int = 5,
+        first_pause_s: float = 0.25,
     ) -> None:
+        if attempts < 1:
+            raise ValueError(f"Expected attempts >= 1, got {attempts}.")
         # A header and not a part of the URL, which servers and proxies log.
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url
-        self._retry = retry or RetryRule()
+        self._attempts, self._first_pause_s = attempts, first_pause_s
         try:
             self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s)
         except (httpx.InvalidURL, ValueError) as error:
@@ -133,9 +133,6 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
         return self._request("GET", f"/v1/operator/ledger?start={start}&limit={limit}", LedgerPage)
 
     def _request(self, method: str, path: str, kind: type[BodyT], body: object = None) -> BodyT:
-        attempts = self._retry.attempts
-        if attempts < 1:
-            raise ValueError(f"Expected attempts >= 1, got {attempts}.")
         headers = None if body is None else {"Content-Type": "application/json"}
         try:
             content = (
@@ -145,8 +142,8 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
             raise QueryError(
                 f"queries: expected numbers, text and lists ({error}); send None for a missing value."
             ) from error
-        for attempt in range(attempts):
-            is_last = attempt == attempts - 1
+        for attempt in range(self._attempts):
+            is_last = attempt == self._attempts - 1
             try:
                 response = self._http.request(method, path, content=content, headers=headers)
             except httpx.RequestError as error:  # also a body that is not encoded as its header states
@@ -159,7 +156,7 @@ class AggregatorClient(AbstractContextManager["AggregatorClient"]):
                 if is_last or response.status_code not in _RETRIED_STATUSES:
                     break
             # Asking again is free: a query that was charged has a stored reply.
-            time.sleep(self._retry.first_pause_s * 2**attempt)
+            time.sleep(self._first_pause_s * 2**attempt)
         if response.status_code != httpx.codes.OK:
             try:
                 # One a line. A fault that concerns no value, such as a full disk, has an empty one.

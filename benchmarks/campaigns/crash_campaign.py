@@ -46,7 +46,7 @@ import psycopg
 from local_postgres import Server
 
 from aggregator import ledger_audit, postgres
-from aggregator.client import AggregatorClient, QueryError, RetryRule
+from aggregator.client import AggregatorClient, QueryError
 from aggregator.ledger import Charge, Ledger, LedgerTerms, back_end
 from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.actor import Backend, ServiceSettings
@@ -237,7 +237,7 @@ def _depose(campaign: Campaign, paused: Any, seed: int) -> None:
         os.kill(paused.pid, signal.SIGCONT)
         time.sleep(0.2)
         fresh = random.Random(seed).sample(range(POOL_SIZE), 5)
-        with AggregatorClient(f"http://127.0.0.1:{campaign.port}", retry=RetryRule(attempts=1)) as deposed:
+        with AggregatorClient(f"http://127.0.0.1:{campaign.port}", attempts=1) as deposed:
             for number in fresh:
                 with contextlib.suppress(QueryError):
                     (reply,) = deposed.ask([number]).replies
@@ -251,7 +251,7 @@ def _depose(campaign: Campaign, paused: Any, seed: int) -> None:
 
 
 def _wait_until_healthy(campaign: Campaign, server: Any, started_s: float, *, port: int | None = None) -> None:
-    with AggregatorClient(f"http://127.0.0.1:{port or campaign.port}", retry=RetryRule(attempts=1)) as client:
+    with AggregatorClient(f"http://127.0.0.1:{port or campaign.port}", attempts=1) as client:
         while True:
             try:
                 client.budget()
@@ -266,7 +266,7 @@ def _wait_until_healthy(campaign: Campaign, server: Any, started_s: float, *, po
 def ask_on(campaign: Campaign, seed: int, stop: threading.Event, *, port: int | None = None) -> None:
     """A client: single queries and batches, new and repeated, until the service is gone."""
     generator = random.Random(seed)
-    with AggregatorClient(f"http://127.0.0.1:{port or campaign.port}", retry=RetryRule(attempts=1)) as client:
+    with AggregatorClient(f"http://127.0.0.1:{port or campaign.port}", attempts=1) as client:
         while not stop.is_set():
             size = generator.choice([1, 1, 1, 8, 64])
             numbers = [min(int(generator.expovariate(1 / 4000)), POOL_SIZE - 1) for _ in range(size)]

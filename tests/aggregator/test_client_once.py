@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from aggregator.client import AggregatorClient, QueryError, RetryRule
+from aggregator.client import AggregatorClient, QueryError
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 
@@ -50,7 +50,7 @@ def test_a_request_whose_reply_was_lost_is_sent_again() -> None:
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         with (
-            AggregatorClient(url, retry=RetryRule(attempts=3, first_pause_s=0.01)) as client,
+            AggregatorClient(url, attempts=3, first_pause_s=0.01) as client,
             pytest.raises(QueryError, match="no service answers"),
         ):
             client.budget()

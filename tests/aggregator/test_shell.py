@@ -12,7 +12,6 @@ from aggregator.client import (
     CommandError,
     QueryError,
     QueryShell,
-    RetryRule,
     parse_questions,
     parse_range,
 )
@@ -95,7 +94,7 @@ def test_questions():
 def test_a_refusal_that_concerns_no_value_names_none():
     fault = {"field": "ledger", "value": "", "remedy": "The ledger cannot be written."}
     refusing = httpx.MockTransport(lambda _: httpx.Response(503, json={"errors": [fault]}))
-    with AggregatorClient("http://service", retry=RetryRule(attempts=1)) as client:
+    with AggregatorClient("http://service", attempts=1) as client:
         client._http = httpx.Client(base_url=client.url, transport=refusing)
         with pytest.raises(QueryError, match=r"^ledger: The ledger cannot be written\.$"):
             client.budget()
@@ -108,7 +107,7 @@ def test_numbers_of_numpy_are_sent_as_numbers_and_nan_is_refused():
         sent.append(json.loads(request.content))
         return httpx.Response(422, json={"errors": [{"field": "queries", "value": "", "remedy": "Enough."}]})
 
-    with AggregatorClient("http://service", retry=RetryRule(attempts=1)) as client:
+    with AggregatorClient("http://service", attempts=1) as client:
         client._http = httpx.Client(base_url=client.url, transport=httpx.MockTransport(answer))
         record = {"level": np.int64(2), "age": np.float32(0.5), "name": "ä", "gone": None}
         with pytest.raises(QueryError, match="Enough"):
