@@ -147,21 +147,10 @@ class Advice(Body):
     words: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class BudgetForecast:
-    """A forecast of when the privacy budget is used up, in numbers and in words, for the operator's page.
-
-    ``lasts_s`` is how many seconds the budget lasts at the present rate of new queries, None if it does not end or this
-    is unknown.
-    """
-
-    lasts_s: float | None
-    words: str
-
-
-def forecast(points: Sequence[PointInTime], *, left: int, is_exact: bool, now_s: float) -> BudgetForecast:
+def forecast(points: Sequence[PointInTime], *, left: int, is_exact: bool, now_s: float) -> tuple[float | None, str]:
     """Forecast how long the privacy budget lasts if queries come at the rate of the last hour, or of the last day if
-    none came in the last hour.
+    none came in the last hour. Return the number of seconds, None if the budget does not end or this is unknown, and
+    the forecast in words.
 
     ``points`` are the numbers of charges at several times. The budget has room for ``left`` more queries. ``is_exact``
     is False if votes decide when the budget ends: then no forecast is made.
@@ -187,7 +176,7 @@ def forecast(points: Sequence[PointInTime], *, left: int, is_exact: bool, now_s:
         lasts_s = left / charged * seconds
         rate = f"At the pace of the last {window} ({counted(charged, 'query', 'queries')})"
         words = f"{rate}, the {counted(left, 'query', 'queries')} left last about {span(lasts_s)}."
-    return BudgetForecast(lasts_s=lasts_s, words=words)
+    return lasts_s, words
 
 
 def advice(
@@ -314,13 +303,13 @@ class States:
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
         history.look(ledger, num_charges, now_s=now_s)
         is_exact = status.kind != "data_dependent"
-        ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
+        lasts_s, ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
         chain, reasons = self.verification.chain, self.health.reasons()
         advised = advice(
             reasons,
             left=snapshot.room,
             total=status.queries_submitted + snapshot.room,
-            lasts_s=ahead.lasts_s,
+            lasts_s=lasts_s,
             chain=chain["fault"],
             num_open=len(history.open),
         )
@@ -341,8 +330,8 @@ class States:
             "started_s": self._started_s,
             "health": health_json(reasons),
             "advice": [each.model_dump() for each in advised],
-            "forecast": ahead.words,
-            "lasts_s": ahead.lasts_s,
+            "forecast": ahead,
+            "lasts_s": lasts_s,
             "budget": status.to_json(),
             "queries_left": snapshot.room if is_exact else None,
             "epsilon_data_dependent": strict(price),
