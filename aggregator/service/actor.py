@@ -229,11 +229,10 @@ def is_restarted() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """A running aggregator: the handle of its actor, its name and its URL."""
+    """A running aggregator: the handle of its actor, and its name."""
 
     actor: Any
     name: str
-    url: str
 
     def is_serving(self, *, timeout_s: float) -> bool:
         """Return whether the service accepts requests, after waiting for a restart if there is one.
@@ -311,7 +310,7 @@ def start_service(
         namespace=NAMESPACE,
         lifetime="detached" if detached else None,
     ).remote(open_backend, arguments, settings)
-    service = Service(actor=actor, name=name, url=settings.url)
+    service = Service(actor=actor, name=name)
     try:
         service.is_serving(timeout_s=_START_TIMEOUT_S)
     except ServiceError:
@@ -321,12 +320,12 @@ def start_service(
     return service
 
 
-def find_service(name: str) -> Any | None:
-    """Return the handle of the running actor ``name``; None if there is none."""
+def find_service(name: str) -> Service | None:
+    """Return the running service ``name``; None if there is none."""
     import ray
 
     try:
-        return ray.get_actor(name, namespace=NAMESPACE)
+        return Service(actor=ray.get_actor(name, namespace=NAMESPACE), name=name)
     except ValueError:
         return None
 

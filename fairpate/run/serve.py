@@ -25,7 +25,6 @@ from aggregator import ledger_audit
 from aggregator.ledger import Ledger, LedgerState, Offsets, read_ledger
 from aggregator.service.actor import (
     Backend,
-    Service,
     ServiceSettings,
     check_exposure,
     find_service,
@@ -388,14 +387,13 @@ def stop_aggregator(root: Path) -> None:
     """Stop the service of the run in ``root`` that ``serve_aggregator(detach=True)`` left running on the cluster."""
     run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):
-        name = service_name(run)
-        actor = find_service(name)
-        if actor is None:
+        service = find_service(service_name(run))
+        if service is None:
             raise ServiceError(
                 f"{root}: this run is not served on the cluster, so there is nothing to stop; check that RAY_ADDRESS "
                 "names the right cluster."
             )
-        Service(actor=actor, name=name, url="").stop()
+        service.stop()
         say(f"{root} is served no more.")
 
 

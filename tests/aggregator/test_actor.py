@@ -14,7 +14,7 @@ import serving
 from ray import cloudpickle
 from serving import POOL, TERMS, free_port, open_backend
 
-from aggregator.client import AggregatorClient, QueryError, RetryRule
+from aggregator.client import AggregatorClient, QueryError
 from aggregator.ledger import Ledger
 from aggregator.service.actor import AggregatorActor, ServiceSettings, start_service
 from fairpate.http_server import HttpServer, ServiceError, bind
@@ -26,7 +26,6 @@ pytestmark = [
 
 cloudpickle.register_pickle_by_value(serving)  # the actor's process does not know this folder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-PATIENT = RetryRule(attempts=9, first_pause_s=0.05)
 
 
 def open_and_tell(path, pid_file):
@@ -41,12 +40,12 @@ def served(ray_session, tmp_path_factory):
     path, pid_file = folder / "ledger.sqlite", folder / "pid"
     settings = ServiceSettings(port=free_port())
     service = start_service("test-aggregator", open_and_tell, (path, pid_file), settings)
-    yield service, path, pid_file
+    yield service, settings.url, path, pid_file
     service.stop()
 
 
 def test_one_service_per_name_and_no_exposure_without_tokens(served):
-    service, path, _ = served
+    service, _, path, _ = served
     settings = ServiceSettings(port=free_port())
     with pytest.raises(ServiceError, match="runs already"):
         start_service(service.name, open_backend, (path,), settings)
@@ -57,11 +56,11 @@ def test_one_service_per_name_and_no_exposure_without_tokens(served):
 
 
 def test_killed_under_load_it_comes_back_with_every_answer_and_every_charge(served):
-    service, path, pid_file = served
+    service, url, path, pid_file = served
     views, stop = [{} for _ in range(3)], threading.Event()
 
     def keep_asking(view, numbers):
-        with AggregatorClient(service.url, retry=PATIENT) as client:
+        with AggregatorClient(url, attempts=9, first_pause_s=0.05) as client:
             for number in numbers:
                 (reply,) = client.ask([number]).replies
                 assert view.setdefault(reply.key, reply) == reply
@@ -88,7 +87,7 @@ def test_killed_under_load_it_comes_back_with_every_answer_and_every_charge(serv
         client.join(timeout=60)
     assert failures == []
     assert int(pid_file.read_text()) != first
-    with AggregatorClient(service.url) as client:
+    with AggregatorClient(url) as client:
         assert client.budget().queries_submitted >= len(POOL) == sum(len(view) for view in views)
     service.stop()  # no test after this one asks it
     with Ledger(path, TERMS) as ledger:
@@ -154,7 +153,7 @@ def test_a_server_that_cannot_start_leaves_its_port_free():
 
 def test_a_client_without_a_service_says_so():
     with (
-        AggregatorClient(f"http://127.0.0.1:{free_port()}", retry=RetryRule(attempts=1)) as client,
+        AggregatorClient(f"http://127.0.0.1:{free_port()}", attempts=1) as client,
         pytest.raises(QueryError, match="no service answers"),
     ):
         client.budget()

@@ -302,7 +302,7 @@ def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no
 ):
     run = run_method(small_config(tmp_path / "run", "target.epsilon=30"), Reporter(quiet=True))
     monkeypatch.setattr(serve, "_ray", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(serve, "start_service", lambda *_, **__: Service(actor=None, name="none", url="http://none"))
+    monkeypatch.setattr(serve, "start_service", lambda *_, **__: Service(actor=None, name="none"))
     monkeypatch.setattr(serve, "_watch", lambda *_: None)
     monkeypatch.setattr(Service, "stop", lambda _: None)
     settings = ServiceSettings(port=1)
