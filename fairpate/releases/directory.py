@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.types import LabelledSet, PrivacyStatement, Unit, UsageError, UserError, VoteBatch, restored
 from student.card import StudentCard
 
+RecordT = TypeVar("RecordT")
 LOCK = ".lock"  # the first file that a run makes in its folder
 _ENSEMBLE = b"ensemble"
 
@@ -178,11 +179,15 @@ def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:
     """Return the published privacy statement of ``run``; RunDirectoryError if it is missing or damaged."""
-    values = read_json(run.statement)
+    return _read_record(PrivacyStatement, run.statement)
+
+
+def _read_record(kind: type[RecordT], path: Path) -> RecordT:
+    values = read_json(path)
     try:
-        return restored(PrivacyStatement, values)
+        return restored(kind, values)
     except (TypeError, KeyError) as error:
-        raise RunDirectoryError(f"{run.statement}: damaged ({error}); restore the file from a copy.") from error
+        raise RunDirectoryError(f"{path}: damaged ({error}); restore the file from a copy.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +212,7 @@ class DataRecord:
 def recorded_data(run: RunDirectory) -> DataRecord | None:
     """Return the public facts of the data set that ``run`` was trained on, from its file ``data.json``; None if there
     is no such file. RunDirectoryError if the file is damaged."""
-    if not run.data.is_file():
-        return None
-    try:
-        return restored(DataRecord, read_json(run.data))
-    except TypeError as error:
-        raise RunDirectoryError(f"{run.data}: damaged ({error}); restore the file from a copy.") from error
+    return _read_record(DataRecord, run.data) if run.data.is_file() else None
 
 
 def require_data(run: RunDirectory) -> DataRecord:

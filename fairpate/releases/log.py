@@ -239,10 +239,10 @@ class ReleaseLog:
         if receipt is not None and (is_kept or self._run.states_all_draws) and not self._is_copy(receipt):
             self.id, self._before = receipt.run, receipt.events
             return
-        if receipt is not None and not self._run.released.exists():
+        if receipt is not None and not is_kept:
             _log.warning("%s: may have released a model that was deleted; the next one is charged too.", self._run.root)
         # A new id, so that the row of what was charged before is not replaced.
-        if receipt is not None or self._run.released.exists():
+        if receipt is not None or is_kept:
             self.id = secrets.token_hex(16)
         self._before = ()
 
