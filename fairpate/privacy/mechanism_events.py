@@ -427,7 +427,7 @@ def _precision(event: VoteTables | VoteSums | NeighbourVotes) -> float:
 def as_in_paper_rdp(
     event: accountant.ConfidentGnmaxVotes,
     *,
-    fairness_rejected_Q: npt.ArrayLike | None = None,
+    fairness_rejected_Q: npt.NDArray[np.bool_],
     orders_A: npt.ArrayLike = accountant.DEFAULT_ORDERS,
 ) -> FloatArray:
     """Return the cost that the published PATE and FairPATE code computes, shape (A,): NOT a valid privacy cost.
@@ -436,14 +436,7 @@ def as_in_paper_rdp(
     not the cost of what happened. In that code a query whose label was withheld for fairness (``fairness_rejected_Q``)
     costs nothing, although both steps ran.
     """
-    rejected = np.zeros(len(event.votes_QC)) if fairness_rejected_Q is None else fairness_rejected_Q
-    charged_Q = ~np.asarray(rejected, dtype=bool)
-    if charged_Q.shape != (len(event.votes_QC),):
-        raise ValueError(
-            f"Expected fairness_rejected_Q to hold one flag per query ({len(event.votes_QC)}), got shape "
-            f"{charged_Q.shape}."
-        )
-    votes_QC, noise = np.asarray(event.votes_QC)[charged_Q], event.noise_stddev_votes
+    votes_QC, noise = np.asarray(event.votes_QC)[~fairness_rejected_Q], event.noise_stddev_votes
     check: dict[str, Any] = {"threshold": event.threshold, "threshold_stddev_votes": event.threshold_stddev_votes}
     check["tail"] = event.tail
     log_q_Q = gnmax.log_q(votes_QC, noise_stddev_votes=noise, tail=event.tail)
