@@ -342,14 +342,9 @@ def predict_probabilities(model: nn.Module, x: Tensor, *, one_by_one: bool = Fal
 def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> Tensor:
     """Return the features of a frozen backbone, the inputs of its last layer, for images (N, channels, height, width).
 
-    ``config`` names the model. Features are ``float32`` (N, features), computed on ``device`` and returned on the CPU.
-    ValueError for a model whose backbone is trained, so that its features are not fixed.
+    ``config`` names the model, of which the last layer alone is trained. Features are ``float32`` (N, features),
+    computed on ``device`` and returned on the CPU.
     """
-    if config.trainable != "head":
-        raise ValueError(
-            f"Expected backbone.trainable to be head, got {config.trainable}, which also trains the layers that "
-            "compute the features; set head."
-        )
     return predict_logits(_headless(config, tuple(x.shape[1:]), device), x)
 
 

@@ -234,12 +234,10 @@ class PrivateTraining:
     ) -> tuple[Event, ...]:
         """Take all steps, leave the model in evaluation mode, and return the privacy events of all their releases.
 
-        The model gets the mean of the weights of the last ``averaged_share`` of the steps; with 0, the weights of the
-        last step. SpentError if the weights become NaN or infinite: it contains the privacy events, which must still be
-        charged.
+        The model gets the mean of the weights of the last ``averaged_share`` of the steps, 0 to 1; with 0, the weights
+        of the last step. SpentError if the weights become NaN or infinite: it contains the privacy events, which must
+        still be charged.
         """
-        if not 0 <= averaged_share <= 1:
-            raise ValueError(f"Expected averaged_share, a share of the steps, from 0 to 1, got {averaged_share}.")
         num_steps, parameters = self._steps.num_steps, self.parameters
         means: list[Tensor] = []
         num_skipped = num_steps - round(averaged_share * num_steps)
