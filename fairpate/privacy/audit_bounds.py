@@ -290,15 +290,15 @@ class NoiseSeen:
         """Return what answers to queries show: ``differs_Q`` marks those that differ from the exact answer, which under
         the claimed noise they do with probability ``chance_Q``, and under less noise with probability ``less_Q``."""
         differs, chance, less = (np.asarray(each, dtype=np.float64) for each in (differs_Q, chance_Q, less_Q))
-        num = len(differs)
-        if not num:
-            return cls(
-                what="answers", num=0, value=0.0, expected=0.0, stddev=0.0, expected_of_less=0.0, stddev_of_less=0.0
-            )
-        stddev, of_less = (math.sqrt(float((each * (1 - each)).sum())) / num for each in (chance, less))
-        expected: dict[str, float] = {"expected": float(chance.mean()), "expected_of_less": float(less.mean())}
+        size = max(len(differs), 1)
         return cls(
-            what="answers", num=num, value=float(differs.mean()), stddev=stddev, stddev_of_less=of_less, **expected
+            what="answers",
+            num=len(differs),
+            value=float(differs.sum()) / size,
+            expected=float(chance.sum()) / size,
+            stddev=math.sqrt(float((chance * (1 - chance)).sum())) / size,
+            expected_of_less=float(less.sum()) / size,
+            stddev_of_less=math.sqrt(float((less * (1 - less)).sum())) / size,
         )
 
     @classmethod
