@@ -54,9 +54,9 @@ from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.releases.directory import ReleasedArrays
 from fairpate.report.metrics import GAPS
 from fairpate.run import private_metrics
-from fairpate.run.choice import choice_among, group_weights, score_of, select_by_trials, select_settings
+from fairpate.run.choice import choice_among, group_weights, score_of, select_by_trials, select_settings, students_of
 from fairpate.run.private_metrics import WEIGHT, _Shares, draw_table, evaluation_of, table_event
-from fairpate.run.run import one_release
+from fairpate.run.run import open_run
 from fairpate.terminal import Reporter
 from student.student import load_student
 
@@ -294,13 +294,10 @@ def tuning(seed: int, epsilon: float) -> dict[str, float]:
     """Exact test accuracies of three choices among the same students, and the width of a private interval."""
     with TemporaryDirectory() as folder:
         configs = settings_on_adult(Path(folder), seed=seed, epsilon=epsilon, noise="seeded")
-        opening = one_release(
-            configs,
-            Reporter(quiet=True),
-            out=Path(folder) / "release",
-            check=lambda _: None,
-        )
-        with opening as (dataset, _, released, students):
+        alone = configs[0].release_alone.model_copy(update={"out": Path(folder) / "release"})
+        with open_run(alone, Reporter(quiet=True)) as opened:
+            dataset, released = opened.dataset, opened.config.release(opened)
+            students = students_of(opened, configs, released)
             event = released.events[0]
             source, weights = OsEntropy(), group_weights(dataset, None)
             scores = [score_of(student, dataset.validation, weights, source) for student in students]

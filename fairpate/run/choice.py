@@ -61,13 +61,17 @@ from fairpate.releases.log import ReleaseLog, read_receipt
 from fairpate.releases.odometer import Odometer
 from fairpate.run.folder import environment
 from fairpate.run.forecast import announce_delta, announce_spending, public_units
+from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
 from fairpate.run.run import (
     check_data,
     check_model_files,
-    one_release,
+    initial_model,
+    open_run,
+    post_process,
     publish_trained,
     run_method,
+    student_of,
     trained_student,
     with_pinned_weights,
 )
@@ -99,15 +103,16 @@ def select_settings(
         why="the release reads them, and all models learn from one release",
     )
     first = candidates[0]
-
-    # Called before the release is drawn: what is refused here must not cost its epsilon.
-    def check(dataset: Dataset) -> None:
-        group_weights(dataset, group_shares)
-        require_kept_names(first, dataset)
-
-    opening = one_release(candidates, reporter, out=out / "release", check=check)
-    with opening as (dataset, log, released, students):
+    # With the settings of the release alone, in which the candidates agree.
+    with open_run(first.release_alone.model_copy(update={"out": out / "release"}), reporter) as opened:
+        dataset = opened.dataset
+        # Before the release is drawn: what is refused here must not cost its epsilon.
         weights = group_weights(dataset, group_shares)
+        require_kept_names(first, dataset)
+        for each in candidates:
+            check_model_files(each, dataset, Reporter(quiet=True))
+        released = opened.config.release(opened)
+        students = students_of(opened, candidates, released)
         # The guarantee of the release: both are stated as one epsilon for one unit.
         unit, relation = released.events[0].unit, released.events[0].relation
         # Noise of the kind that the release has: the statement names one for both.
@@ -135,7 +140,9 @@ def select_settings(
                 f"{out / 'release'}: public/{model.choice.name}, the file that states which settings were chosen, is "
                 f"missing; copy it from {model.root}."
             )
-        made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label, events=(event,))
+        made = opened.log.of_part("validation").step(
+            draw, settings=settings, pool="", noise=source.label, events=(event,)
+        )
     chosen = candidates[int(made.arrays["chosen"][0])]
     run = run_method(chosen.model_copy(update={"out": out / "model"}), reporter, release_of=out / "release")
     if not run.choice.exists():  # then the statement would not price it
@@ -143,6 +150,20 @@ def select_settings(
             f"{run.root}: contains another model than that of the chosen settings; give a new folder with --out."
         )
     return run
+
+
+def students_of(opened: OpenRun, configs: Sequence[Method], released: ReleasedArrays) -> list[Student]:
+    """Train one model for each of ``configs`` from the release that they share, and return the models. This has no
+    further privacy cost."""
+    students, quiet = [], Reporter(quiet=True)
+    with opened.reporter.stage("candidates") as advance:
+        for number, config in enumerate(configs, start=1):
+            model = initial_model(config, opened.dataset)
+            training = replace(opened, model=model, reporter=quiet, seed=config.seed)
+            trained = post_process(config.learn(training, released), config, training)
+            students.append(student_of(config, opened.dataset, trained))
+            advance(number, len(configs))
+    return students
 
 
 def _candidates(

@@ -31,7 +31,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig, values_digest
-from fairpate.data import Dataset, load_data, load_once
+from fairpate.data import load_data, load_once
 from fairpate.data.registry import declared_units
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import make_folder, write_atomically
@@ -67,7 +67,7 @@ from fairpate.run.cost_of_choice import state_choices
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.forecast import announce_delta, draft_caution, question_above
 from fairpate.run.publication import comparison_html, read_claims
-from fairpate.run.run import check_data, make_release, run_method, with_pinned_weights
+from fairpate.run.run import check_data, open_run, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, heard_by, restored
@@ -392,20 +392,21 @@ def _draw(configs: Sequence[ReleasingMethod], out: Path) -> tuple[bytes, RunChar
     """Draw the release that the methods ``configs`` share in the folder ``out``, or read the release if it exists
     there. Return the bytes of its file, and its row in the odometer (the database of privacy costs). ConfigError if the
     data set suits none of ``configs``: a release that nobody can use is not charged for."""
-
-    def check(dataset: Dataset) -> None:
-        faults = []
+    faults = []
+    with open_run(configs[0].release_alone.model_copy(update={"out": out}), Reporter(quiet=True)) as opened:
         for config in configs:
             try:
-                return check_data(config, dataset)
+                check_data(config, opened.dataset)
             except ValueError as error:
                 faults.append(error)
-        raise faults[0]
-
-    run = make_release(configs[0].release_alone.model_copy(update={"out": out}), Reporter(quiet=True), check=check)
-    release = read_receipt(run)
+            else:
+                break
+        else:
+            raise faults[0]
+        opened.config.release(opened)
+    release = read_receipt(opened.run)
     assert release is not None
-    return run.released.read_bytes(), release
+    return opened.run.released.read_bytes(), release
 
 
 def count_cell(release: RunCharge) -> None:

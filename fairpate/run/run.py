@@ -33,7 +33,7 @@ from fairpate.data.embedding import save_embedding
 from fairpate.data.overlap import doubts_of, require_apart
 from fairpate.files import make_folder, write_atomically
 from fairpate.methods import base
-from fairpate.methods.base import Method, ReleasingMethod, Stream, Trained, Training
+from fairpate.methods.base import Method, Stream, Trained, Training
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.voting import ReleasedLabels
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
@@ -164,7 +164,7 @@ def run_method(
     if dataset is None:
         # Votes that were made elsewhere bring their public records along.
         dataset = config.own_dataset(to_train=True)
-    with _opened(config, reporter, dataset, load=load, release_of=release_of) as opened, tallied() as worked:
+    with open_run(config, reporter, dataset, load=load, release_of=release_of) as opened, tallied() as worked:
         is_trained = opened.run.student.exists()
         if opened.config.evaluation.metrics == "private" and not opened.config.is_seeded and not is_trained:
             # If a limit has no room for the table of private metrics, nothing is trained.
@@ -189,59 +189,6 @@ def run_method(
     return opened.run
 
 
-def make_release(
-    config: Method,
-    reporter: Reporter,
-    dataset: Dataset | None = None,
-    *,
-    load: Callable[[DataConfig], Dataset] = load_data,
-    sums: Sums | None = None,
-    command: str = "fairpate run",
-    check: Callable[[Dataset], object] = lambda _: None,
-    then: Callable[[OpenRun, Any], object] = lambda *_: None,
-) -> RunDirectory:
-    """Draw and charge the release of ``config`` without training a model, and return the paths of the run's files;
-    other runs can then learn from the release.
-
-    ``command`` is the running command, for error messages. ``check`` may refuse the data set before anything is drawn.
-    ``then`` is called with the open run and the release while the folder is still locked. Other arguments and errors as
-    in :func:`run_method`.
-    """
-    with _opened(config, reporter, dataset, load=load, command=command) as opened:
-        check(opened.dataset)
-        opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
-        then(opened, opened.config.release(opened))
-    return opened.run
-
-
-@contextmanager
-def one_release(
-    configs: Sequence[ReleasingMethod], reporter: Reporter, *, out: Path, check: Callable[[Dataset], None]
-) -> Iterator[tuple[Dataset, ReleaseLog, ReleasedArrays, list[Student]]]:
-    """Context manager: draw the release of arrays that all ``configs`` share, or read the stored release, and train one
-    model for each of ``configs`` from it.
-
-    The release is stored in the folder ``out``, which is locked inside the ``with`` block; training has no further
-    privacy cost. Yields the data set, the release log, the release and the models. ``check`` may refuse the data set
-    before the release is drawn. Errors as in :func:`run_method`.
-    """
-    # With the settings of the release alone, in which the candidates agree.
-    with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
-        check(opened.dataset)
-        students, quiet = [], Reporter(quiet=True)
-        for each in configs:
-            check_model_files(each, opened.dataset, quiet)
-        released = opened.config.release(opened)
-        with reporter.stage("candidates") as advance:
-            for number, each in enumerate(configs, start=1):
-                model = initial_model(each, opened.dataset)
-                training = replace(opened, model=model, reporter=quiet, seed=each.seed)
-                trained = post_process(each.learn(training, released), each, training)
-                students.append(Student(card=student_card(each, opened.dataset, trained), network=trained.model))
-                advance(number, len(configs))
-        yield opened.dataset, opened.log, released, students
-
-
 def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
     """Release labels from a file of votes made elsewhere; if the file has features, train a student on the labels too.
     A repeated call releases nothing more.
@@ -261,26 +208,27 @@ def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: R
     config = config.model_copy(update={"votes": votes.model_copy(update=places | voters)})
     if config.votes.features:
         return run_method(config, reporter, with_graph=True)
-    dataset = read_votes_file(config.votes).dataset
-    run = make_release(config, reporter, dataset, command="fairpate aggregate", then=state_release)
-    reporter.note("labels", str(run.labels))
-    return run
+    with open_run(config, reporter, read_votes_file(config.votes).dataset, command="fairpate aggregate") as opened:
+        state_release(opened, opened.config.release(opened))
+    reporter.note("labels", str(opened.run.labels))
+    return opened.run
 
 
 @contextmanager
-def _opened(
+def open_run(
     config: Method,
     reporter: Reporter,
-    dataset: Dataset | None,
+    dataset: Dataset | None = None,
     *,
     load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
     command: str = "fairpate run",
 ) -> Iterator[OpenRun]:
     """Context manager: check everything for which a run can be refused before training, and yield the open run. Its
-    folder is locked inside the ``with`` block.
+    folder is locked inside the ``with`` block. ``opened.config.release(opened)`` draws and charges the run's release
+    without training a model; other runs can then learn from it.
 
-    Arguments as in :func:`run_method`; ``command`` is the running command, for error messages.
+    Arguments and errors as in :func:`run_method`; ``command`` is the running command, for error messages.
     """
     is_given = dataset is not None
     if dataset is None:
@@ -390,9 +338,8 @@ def trained_student(
         trained = config.train(training)
     else:
         trained = log.model(lambda: config.train(training), is_release=config.releases_model)
-    processed = post_process(trained, config, training)
-    card = student_card(config, dataset, processed)
-    return trained, Student(card=card, network=processed.model, embedding=dataset.embedding)
+    student = student_of(config, dataset, post_process(trained, config, training))
+    return trained, replace(student, embedding=dataset.embedding)
 
 
 def publish_trained(
@@ -417,7 +364,7 @@ def publish_trained(
         save_embedding(student.embedding, run.embedding)
     write_json(run.receipt, charge_values(counted_by))
     save_release(run.choice, *choice)
-    with _opened(config, reporter, None) as opened:
+    with open_run(config, reporter) as opened:
         if not run.student.exists():
             trained = Trained(
                 model=student.network, events=counted_by.events, noise=counted_by.noise, remarks=tuple(remarks)
@@ -468,8 +415,7 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Released
         state_release(opened, trained, remarks)
     else:
         trained = post_process(config.learn(training, labels), config, training)
-    card = student_card(config, dataset, trained, embedding=run.embedding)
-    student = Student(card=card, network=trained.model)
+    student = student_of(config, dataset, trained, embedding=run.embedding)
     # Last of all: the cost of a model that exists has been stated and charged.
     write_atomically(run.student, lambda path: save_student(student, path))
     return student, labels
@@ -546,11 +492,11 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
     return replace(trained, model=model)
 
 
-def student_card(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> StudentCard:
-    """Return the description of the published model (architecture, classes, groups, checksums) that is stored in the
-    model's file. ``embedding``: the file of the embedding that the model reads, if any."""
+def student_of(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> Student:
+    """Return the published model with the description (architecture, classes, groups, checksums) that is stored in its
+    file. ``embedding``: the file of the embedding that the model reads, if any."""
     mixing, network = trained.mixing_GCC, trained.model
-    return StudentCard(
+    card = StudentCard(
         model=trained.architecture or published_model(config),
         input_shape=tuple(dataset.public.x.shape[1:]),
         label_names=dataset.label_names,
@@ -563,6 +509,7 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
         embedding=sha256_of(embedding) if embedding is not None and dataset.embedding is not None else None,
         encoder=dataset.encoder,
     )
+    return Student(card=card, network=network)
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from fairpate.privacy.accountant import Event
     from fairpate.releases.directory import RunDirectory
     from fairpate.releases.log import ReleaseLog
-    from fairpate.run.opened import OpenRun
     from student.student import Student
 
 # Short at first, since most lists close at once; then longer, since a wait may take hours.
@@ -532,7 +531,7 @@ def take_part(
     from fairpate.releases.log import ReleaseLog
     from fairpate.releases.odometer import state_folder
     from fairpate.run.private_metrics import release_table
-    from fairpate.run.run import make_release
+    from fairpate.run.run import open_run
 
     reporter = Reporter(quiet=is_quiet or messenger.has_agreed)
     config, load = plans.config_of(plan, **party), plans.loader_of(plan, embedding, has_private=True)
@@ -567,7 +566,9 @@ def take_part(
                 each.continues = True
         return messenger.sum
 
-    def measure(opened: OpenRun, _: object) -> None:
+    with open_run(config, reporter, load=load, command="fairpate site join") as opened:
+        opened = replace(opened, noisy_sum=sums(opened.run, opened.log))
+        opened.config.release(opened)
         if test_events:
             run, content = opened.run, messenger.model()
             write_atomically(run.student, lambda path: path.write_bytes(content))
@@ -577,8 +578,7 @@ def take_part(
             (event,) = test_events
             release_table(opened, student, event, parts, noise=OS_ENTROPY)
         messenger.leave()
-
-    return make_release(config, reporter, load=load, sums=sums, command="fairpate site join", then=measure).root
+    return opened.run.root
 
 
 def measurable(run: RunDirectory, dataset: Dataset) -> Student:

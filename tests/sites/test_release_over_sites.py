@@ -34,7 +34,7 @@ from fairpate.releases.odometer import LimitReachedError, Odometer
 from fairpate.run import run
 from fairpate.run.bundle import write_bundle
 from fairpate.run.folder import open_run_directory
-from fairpate.run.run import make_release, run_method
+from fairpate.run.run import open_run, run_method
 from fairpate.sites import coordinator, plan, secure_sum, site
 from fairpate.sites.plan import embedding_file, key_text, new_key
 from fairpate.sites.secure_sum import SumError
@@ -179,7 +179,8 @@ def votes_at(group: Consortium, name: str) -> Any:
         found.append(exact_RW)
         return exact_RW
 
-    make_release(config, QUIET, load=load, sums=lambda *_: keep)
+    with open_run(config, QUIET, load=load) as opened:
+        opened.config.release(dataclasses.replace(opened, noisy_sum=keep))
     assert (found[0].sum(axis=1) == config.teachers.num_teachers).all()
     return found[0]
 
