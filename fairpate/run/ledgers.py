@@ -27,7 +27,6 @@ from aggregator.ledger import LedgerState, back_end, noted_at, read_ledger
 from aggregator.store import (
     Address,
     Head,
-    Header,
     LedgerError,
     Row,
     UnreachableError,
@@ -70,9 +69,9 @@ def back_up_run(path: Path, out: Path) -> int:
         raise ConfigError(f"OUT: {out} already exists; give the backup another name.")
     # Verified before it is copied: a copy of a damaged ledger would pass for a backup. The note comes after this, so
     # that a refused command leaves none, and before the first byte is written.
-    header, rows, _ = verified(source.ledger, source.anchor)
+    state, rows = verified(source.ledger, source.anchor)
     _note_reading(run, "backup", out=str(out))
-    back_end(out).write(out, header, rows)
+    back_end(out).write(out, state.header, rows)
     if run is not None:
         # Last: the time of the last backup is that of a complete one.
         write_text(run.ledger_backup, "", private=True)
@@ -97,7 +96,7 @@ def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
     says.
     """
     before = place_of(run)
-    header, rows, num_outcomes = verified(copy, before.anchor)
+    state, rows = verified(copy, before.anchor)
     target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
     with _without_writer(run, before.ledger):
         # Under the lock: a service that ended a moment ago may have charged after a look without it.
@@ -106,8 +105,7 @@ def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
             known.append(store.noted_head(head_path(run.ledger)))
         with suppress(LedgerError):
             # Without the anchor: what a ledger holds was charged, even if it lacks its anchor's entry.
-            present = verified(before.ledger, None)[1]
-            known += [Head(present[-1][0], present[-1][3])] if present else []
+            known.append(read_ledger(before.ledger).head)
         for head in known:
             # Number 0 notes a ledger without an entry, which every copy holds.
             if head.number and head not in heads:
@@ -117,10 +115,10 @@ def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
                 )
         # The statement may be all that is left of a ledger whose files are lost.
         stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
-        if num_outcomes < stated:
+        if len(state.outcome_of) < stated:
             raise RunDirectoryError(
-                f"{shown(copy)}: this backup contains the outcomes of {num_outcomes} queries, but {run.statement} "
-                f"states {stated}; give a later backup."
+                f"{shown(copy)}: this backup contains the outcomes of {len(state.outcome_of)} queries, but "
+                f"{run.statement} states {stated}; give a later backup."
             )
         found: list[Row] | None = None
         if is_database(target.ledger):
@@ -129,7 +127,7 @@ def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
             except UnreachableError:
                 raise
             except LedgerError:
-                found = None  # none there yet, or one that is damaged, which is not written over
+                pass  # none there yet, or one that is damaged, which is not written over
             if found is not None and found != rows:
                 raise LedgerError(f"{shown(target.ledger)}: there is another ledger; give the URL of a new one.")
         else:
@@ -142,9 +140,8 @@ def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
         if not is_database(target.ledger):
             # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
-            back_end(target.ledger).write(target.ledger, header, rows)
-        elif found != rows:  # otherwise a crash came before the place was noted
-            back_end(target.ledger).write(target.ledger, header, rows)
+        if found != rows:  # otherwise a crash came before the place was noted
+            back_end(target.ledger).write(target.ledger, state.header, rows)
         # Before the old files are set aside: a crash in between leaves them there unused.
         note_place(run, target)
         if is_database(target.ledger):
@@ -161,19 +158,18 @@ def _without_writer(run: RunDirectory, ledger: Address) -> Iterator[None]:
         if head_path(run.ledger).exists():
             held.callback(os.close, lock(head_path(run.ledger)))
         if is_database(ledger):
-            # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
-            is_readable = False
-            with suppress(LedgerError):
-                # Always true: what cannot be read raises.
-                is_readable = bool(verified(ledger, None))
-            if is_readable:
+            try:
+                read_ledger(ledger)
+            except LedgerError:
+                pass  # a database that is lost or damaged has no writer to keep out; that is when a copy is put back
+            else:
                 held.callback(back_end(ledger).store(ledger, "", create=False, take_over=False).close)
         yield
 
 
-def verified(place: Address, anchor: Address | None) -> tuple[Header, list[Row], int]:
-    """Verify the hash chain of the ledger at ``place``, a path or a database URL. Return the ledger's header, its
-    entries and the number of queries with an outcome.
+def verified(place: Address, anchor: Address | None) -> tuple[LedgerState, list[Row]]:
+    """Verify the hash chain of the ledger at ``place``, a path or a database URL. Return the ledger's state and its
+    entries.
 
     LedgerError if an entry is wrong, or if the entry is missing that is noted in the file or database ``anchor`` (None:
     no anchor).
@@ -182,7 +178,7 @@ def verified(place: Address, anchor: Address | None) -> tuple[Header, list[Row],
     with closing(back_end(place).reader(place)) as reader:
         noted = (reader.noted, *noted)
         rows = list(store.rows_after(reader))
-        return reader.header, rows, len(LedgerState(shown(place), reader.header, noted, rows).outcome_of)
+        return LedgerState(shown(place), reader.header, noted, rows), rows
 
 
 def _set_aside(path: Path) -> None:
