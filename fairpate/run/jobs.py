@@ -93,12 +93,9 @@ def plan_job(command: str, words: Sequence[str], values: Mapping[str, Any], *, t
         )
     sent: dict[str, Path] = {}
     words, config = [*words], values.get("config")
-    fields = {name: value for name, value in values.items() if name in _PATHS}
+    options = {f"--{name.replace('_', '-')}": value for name, value in values.items() if name in _PATHS}
     if str(values.get("data", "")).endswith((".yaml", ".yml")):
-        fields["declaration"] = values["data"]
-    options = {f"--{name.replace('_', '-')}": value for name, value in fields.items()}
-    if "--declaration" in options:
-        options["--data"] = options.pop("--declaration")
+        options["--data"] = values["data"]
     settings = flattened(apply_override({}, *(values.get("overrides") or [])))
     if config is not None:
         words = [config.name if Path(word) == config else word for word in words]
