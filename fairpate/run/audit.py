@@ -45,7 +45,6 @@ import numpy as np
 import torch
 
 from fairpate.config import values_digest
-from fairpate.data import Dataset
 from fairpate.data.dataset import Split
 from fairpate.fairness.bounded_errors import confidences
 from fairpate.methods.base import Audited, Method, all_methods
@@ -83,7 +82,6 @@ from fairpate.privacy.audit_bounds import (
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables, event_from, event_json
 from fairpate.releases.directory import (
-    DataRecord,
     RunDirectory,
     read_release,
     read_statement,
@@ -159,6 +157,14 @@ def audit_run(
         options: dict[str, Any] = {"num_canaries": num_canaries, "minutes": minutes / len(parts), "centred": on_private}
         options |= {"epsilon": statement.epsilon, "delta": statement.delta}
         audited.append(attacked(shadows, control, part, reporter, **options))
+    not_attacked = []
+    if "validation" in statement.part_events:
+        not_attacked.append("the choice of settings by validation records")
+    if run.journal.exists():
+        not_attacked.append(
+            "the noise that each site adds by itself (here it is drawn in one place; each site attacks its own program "
+            "with `fairpate site audit PLAN`)"
+        )
     found = Audit(
         method=config.method,
         unit=statement.unit,
@@ -168,18 +174,7 @@ def audit_run(
         # As record.json holds them, without infinities.
         settings=values_digest(strict(config.settings_without())),
         records="private" if on_private else "made",
-        not_attacked=tuple(
-            words
-            for words, is_covered in (
-                ("the choice of settings by validation records", "validation" in statement.part_events),
-                (
-                    "the noise that each site adds by itself (here it is drawn in one place; each site attacks its own "
-                    "program with `fairpate site audit PLAN`)",
-                    run.journal.exists(),
-                ),
-            )
-            if is_covered
-        ),
+        not_attacked=tuple(not_attacked),
         releases=tuple(audited),
     )
     folder = run.private if on_private else run.public
@@ -229,8 +224,7 @@ def attacked(
     played, of_half = _Played.drawn(shadows, "audit", **options), _Played.drawn(control, "control", **options)
     is_joint_S = [release.is_joint for release in shadows.releases if release.is_attacked]
     found, as_control = (
-        _outcome(each.joint_N(is_joint_S), each.coins_RM.ravel(), planned, is_gaussian=shadows.is_gaussian)
-        for each in (played, of_half)
+        _outcome(each.joint_N(is_joint_S), each.coins_RM.ravel(), planned) for each in (played, of_half)
     )
     return AuditedRelease(
         part=part,
@@ -260,10 +254,9 @@ def _require_enough(of_control: IdealAttack, epsilon: float, delta: float, total
     """Raise AuditError if even the ideal attack on the control proves no more than ``epsilon`` with ``total``
     canaries; the message names a number that suffices."""
     needed = total
-    while (
-        max(_at_best(of_control, needed, delta, is_gaussian=is_gaussian).bounds(delta)) <= epsilon
-        and needed < _MOST_CANARIES
-    ):
+    while max(_at_best(of_control, needed, delta, is_gaussian=is_gaussian).bounds(delta)) <= epsilon:
+        if needed >= _MOST_CANARIES:
+            break
         needed *= 2
     if needed > total:
         raise AuditError(
@@ -290,16 +283,16 @@ def _number_in_time(num_releases: int, each_s: float, minutes: float, reporter: 
     return num_releases
 
 
-def _outcome(scores_N: FloatArray, coins_N: Coins, plan: AttackResult, *, is_gaussian: bool) -> AttackResult:
-    """Return how many of the guesses that ``plan`` fixes are right, and how far the scores are apart; canaries without
-    a score are left out."""
+def _outcome(scores_N: FloatArray, coins_N: Coins, plan: AttackResult) -> AttackResult:
+    """Return how many of the guesses that ``plan`` fixes are right, and if it has a separation, how far the scores are
+    apart; canaries without a score are left out."""
     kept_N = ~np.isnan(scores_N)
     scores_N, coins_N = scores_N[kept_N], coins_N[kept_N]
     # Fixed before any score was seen: a number that is chosen by the scores would invalidate the bound.
     each = plan.guesses.num_guesses // 2
     return AttackResult(
         guesses=guess(scores_N, coins_N, num_guessed_in=each, num_guessed_out=each),
-        separation=separate(scores_N, coins_N) if is_gaussian else None,
+        separation=None if plan.separation is None else separate(scores_N, coins_N),
     )
 
 
@@ -326,10 +319,9 @@ def _singles(
         for each in (played, of_half):
             scores_RM = each.scores_RSM[:, row]
             num_scores = int((~np.isnan(scores_RM)).sum())
-            plan = _at_best(release.claim, num_scores, delta, is_gaussian=shadows.is_gaussian)
-            # Laplace noise has no shift in standard deviations.
-            is_gaussian = release.claim.mu is not None and (shadows.is_gaussian or not release.is_joint)
-            results.append(_outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan, is_gaussian=is_gaussian))
+            is_gaussian = shadows.is_gaussian or not release.is_joint
+            plan = _at_best(release.claim, num_scores, delta, is_gaussian=is_gaussian)
+            results.append(_outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan))
         # What the code under test shows of a gain counts up to what is claimed: a fault must not raise the power.
         planned_mu = None if release.claim.mu is None else min(float(played.gains_S[row]), release.claim.mu)
         found.append(
@@ -419,22 +411,17 @@ def shadows_of(
     ``events`` are the run's privacy events for the records that the releases read; ``part`` says which records these
     are, "private" or "test". AuditError if no attack is known for the method.
     """
-    facts = require_data(run)
-    loaded = None
     if on_private:
         require_data_by_name(run)
-        loaded = load_for(run, config.data)
-    if part == "test":
-        return _metrics(run, facts, events[0], config, loaded, is_control=is_control)
     audited = Audited(
         run=run,
-        facts=facts,
+        facts=require_data(run),
         events=tuple(events),
-        loaded=loaded,
+        loaded=load_for(run, config.data) if on_private else None,
         is_control=is_control,
         initial_model=initial_model,
     )
-    shadows = config.attack(audited)
+    shadows = _metrics(config, audited) if part == "test" else config.attack(audited)
     if shadows is None:
         known = [name for name, method in all_methods().items() if method.attack is not Method.attack]
         raise AuditError(
@@ -443,18 +430,12 @@ def shadows_of(
     return shadows
 
 
-def _metrics(
-    run: RunDirectory,
-    facts: DataRecord,
-    event: PredictionTables,
-    config: Method,
-    loaded: Dataset | None,
-    *,
-    is_control: bool,
-) -> Shadows:
+def _metrics(config: Method, audited: Audited) -> Shadows:
     """Return an attack on the noisy tables of test records from which private metrics, and the thresholds of a model
     that may refuse, are computed. Every combination of group, true label and prediction that the model makes has a
     canary, a record that the attacker looks for."""
+    run, facts, is_control = audited.run, audited.facts, audited.is_control
+    event: PredictionTables = audited.events[0]
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     bound, asked = config.student.reject, None
@@ -481,7 +462,7 @@ def _metrics(
     canaries = made_records(x, label_M, group_M, name="canary", unit=event.unit, copies=copies)
     labels_M, groups_M = label_M + (moved == "label"), group_M + (moved == "group")
     moved_ones = made_records(x, labels_M, groups_M, name="canary", unit=event.unit, copies=copies)
-    base = loaded.test if loaded is not None else canaries.take(range(0))
+    base = audited.loaded.test if audited.loaded is not None else canaries.take(range(0))
     sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes, "edges": edges, "asked": asked}
     tables = {"table of predictions": "weights_BGYC"} | (
         {} if asked is None else {"table by confidence": "weights_SK2"}
