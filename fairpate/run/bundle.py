@@ -10,6 +10,7 @@ only files with known names are read, and no code in it is run.
 """
 
 import hashlib
+import io
 import json
 import math
 import re
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from fairpate.config import values_digest
+from fairpate.config import values_digest, without
 from fairpate.data.dataset import sha256_of
 from fairpate.fairness import rates
 from fairpate.files import PathIn, PlaceError, check_output, write_atomically
@@ -41,15 +42,23 @@ from fairpate.releases.directory import (
     read_statement,
     run_at,
 )
-from fairpate.report.metrics import GAPS, Evaluation, with_labels
-from fairpate.report.model_card import CardData, IntendedUse, card_page, card_text
+from fairpate.report.metrics import GAPS, with_labels
+from fairpate.report.model_card import Card, CardData, IntendedUse, card_page, card_text
 from fairpate.report.records import Guarantee
 from fairpate.report.reject_option import OrderResult, RejectOptionSpread
 from fairpate.report.run_page import Audit, audit_page
 from fairpate.run.bounded_answers import without_rule
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import Assessment, assessment_of
-from fairpate.run.publication import card_of, card_values, read_answers, read_evaluation, write_card
+from fairpate.run.publication import (
+    card_of,
+    card_values,
+    evaluation_of,
+    read_answers,
+    read_evaluation,
+    stated_use,
+    write_card,
+)
 from fairpate.types import GateRule, PrivacyStatement, UsageError, UserError, restored, stepwise, strict, tell
 from student.card import read_card
 
@@ -144,13 +153,13 @@ def _written(
     parts: dict[str, bytes | Path] = {path.name: path for path in paths if path.is_file()}
     parts[README] = Path(__file__).with_name("bundle_readme.txt").read_bytes()
     if licence is not None:
-        parts[CARD_TEXT] = _text_of(run, licence).encode()
+        card = _card_of(run, read_json(run.card))
+        parts[CARD_TEXT] = card_text(card, has_graph=run.graph.is_file(), licence=licence).encode()
     parts[EVENTS] = json_bytes(events_of(statement))
     # Nothing else about the machine that ran it: a bundle is published.
     parts[VERSIONS] = json_bytes({each: versions.get(each) for each in ("fairpate", "revision", "python", "libraries")})
 
-    sizes = {name: len(part) if isinstance(part, bytes) else part.stat().st_size for name, part in parts.items()}
-    total, done = 2 * sum(sizes.values()), 0  # every byte is read for its digest, and again into the file
+    total, done = 2 * sum(map(_size, parts.values())), 0  # every byte is read for its digest, and again into the file
 
     def count(size: int) -> None:
         nonlocal done
@@ -160,11 +169,15 @@ def _written(
     digests = {}
     for name, part in parts.items():
         digests[name] = hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
-        count(sizes[name])
+        count(_size(part))
     head = head_of(statement, digests)
     parts[HEAD] = json_bytes(head)
     write(parts, count)
     return out, head["digest"]
+
+
+def _size(part: bytes | Path) -> int:
+    return len(part) if isinstance(part, bytes) else part.stat().st_size
 
 
 def _zipped(parts: Mapping[str, bytes | Path], count: Callable[[int], None], path: Path) -> None:
@@ -175,13 +188,10 @@ def _zipped(parts: Mapping[str, bytes | Path], count: Callable[[int], None], pat
             entry = zipfile.ZipInfo(name, _FIXED_TIME)
             # As on Unix, on every machine: equal runs give equal bytes.
             entry.create_system, entry.external_attr = 3, _READABLE
-            if isinstance(part, bytes):
-                bundle.writestr(entry, part)
-                count(len(part))
-                continue
             # zipfile decides on 64-bit fields by the size beforehand; without it, a part beyond 2 GiB fails.
-            entry.file_size = part.stat().st_size
-            with part.open("rb") as source, bundle.open(entry, "w") as target:
+            entry.file_size = _size(part)
+            opened = io.BytesIO(part) if isinstance(part, bytes) else part.open("rb")
+            with opened as source, bundle.open(entry, "w") as target:
                 while block := source.read(_BLOCK):
                     target.write(block)
                     count(len(block))
@@ -241,22 +251,16 @@ def published_statement(run: RunDirectory) -> PrivacyStatement:
 def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     """Write the model card of ``run``, unless both of its files (HTML and JSON) exist and match ``statement`` and the
     run's student. The new card repeats the intended use that an earlier card states."""
-    use: Mapping[str, Any] = {}
-    if run.card.is_file():
+    if run.card.is_file() and run.card_page.is_file():
         card = read_json(run.card)
-        use = card.get("use", {})
-        # A service that was started since may have raised what the statement claims, or answered more queries.
-        claimed = strict(asdict(Guarantee.of(statement)))
-        # Through JSON, which made lists of the tuples on the stored card.
-        is_current = json.loads(json.dumps(claimed)) == card.get("privacy")
-        is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
-        # The metrics too: a run may be measured again, with another least size of a cell.
-        measured = json.loads(json.dumps(read_evaluation(run).to_json())) if run.metrics.is_file() else None
-        is_current = is_current and card.get("evaluation") == measured
-        if is_current and run.card_page.is_file():
+        # A service that was started since may have raised what the statement claims, or answered more queries; and a
+        # run may be measured again, with another least size of a cell.
+        measured = read_evaluation(run).to_json() if run.metrics.is_file() else None
+        current = _as_read({"privacy": asdict(Guarantee.of(statement)), "evaluation": measured})
+        if current.items() <= card.items() and card.get("model", {}).get("sha256") == sha256_of(run.student):
             return
-    intended, out_of_scope, contact = (use.get(name) for name in ("intended", "out_of_scope", "contact"))
-    write_card(run.root, intended_use=intended, out_of_scope=out_of_scope, contact=contact)
+    use = stated_use(run)
+    write_card(run.root, intended_use=use.intended, out_of_scope=use.out_of_scope, contact=use.contact)
 
 
 class BundleError(UsageError):
@@ -274,11 +278,11 @@ class Verdict:
     """
 
     digest: str
-    stated: float | None
+    stated: float | None = None
     recomputed: float | None
-    delta: float | None
-    unit: str
-    relation: str
+    delta: float | None = None
+    unit: str = ""
+    relation: str = ""
     checked: tuple[str, ...]
     differs: tuple[str, ...]
     not_checked: tuple[str, ...]
@@ -321,14 +325,14 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
         # Only this check detects a forged bundle whose files and head agree with each other.
         if head is not None and head != digest:
             found.differs.append(f"{HEAD}: digest {digest}, the published one is {head}")
-        statement = found.statement
+        stated: dict[str, Any] = {}
+        if found.statement is not None:
+            stated = {name: getattr(found.statement, name) for name in ("delta", "unit", "relation")}
+            stated["stated"] = found.statement.epsilon
         return Verdict(
             digest=digest,
-            stated=None if statement is None else statement.epsilon,
+            **stated,
             recomputed=found.recomputed,
-            delta=None if statement is None else statement.delta,
-            unit="" if statement is None else statement.unit,
-            relation="" if statement is None else statement.relation,
             checked=tuple(found.checked),
             differs=tuple(found.differs),
             not_checked=tuple(found.not_checked),
@@ -380,6 +384,11 @@ class _Check:
         for name in names:
             found, stated = values.get(name), getattr(statement, name)
             self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
+
+    def settings_digest(self) -> str:
+        """Return the digest of the settings in ``record.json`` that determine the model."""
+        # Those of the evaluation do not change it, and are not in the digests of candidates.
+        return values_digest(without(_json(self.bundle, "record.json")["config"], ("evaluation",)))
 
     def files(self) -> str:
         """Check that the bundle has exactly the files that its ``head.json`` lists, each with the SHA-256 listed
@@ -481,11 +490,10 @@ class _Check:
             # Answers to a service's callers are counted too, and are not in the file.
             self.require(labels <= queries.answered, f"labels.parquet: {labels} labels, {queries.answered} answered")
         self.not_checked.append("queries: how many were refused by which step, which the ledger knows")
-        counted_events = [event for event in events_of(statement) if "count" in event]
-        if len(counted_events) == 1:
-            priced_events = events_of(statement)
-            submitted = [event | ({"count": queries.submitted} if "count" in event else {}) for event in priced_events]
-            if submitted == priced_events and not statement.part_events and self.recomputed is not None:
+        events = events_of(statement)
+        if sum("count" in event for event in events) == 1:
+            submitted = [event | ({"count": queries.submitted} if "count" in event else {}) for event in events]
+            if submitted == events and not statement.part_events and self.recomputed is not None:
                 spent = self.recomputed
             else:
                 spent = recomputed_epsilon(submitted, delta=statement.delta) if queries.submitted else 0.0
@@ -582,9 +590,7 @@ class _Check:
         found = self.assessment = assessment_of(released, card, seed=seed, fair_at=measured.fair_at, bound=bound)
         same = (None if found.answers is None else found.answers.rule) == card.answers
         self.require(same, "student.safetensors: its thresholds are not those that metrics.safetensors gives")
-        expected, given = found.to_json(), _json(self.bundle, "metrics.json")
-        # Through JSON, which made lists of tuples.
-        expected = json.loads(json.dumps(strict(expected)))
+        expected, given = _as_read(found.to_json()), _json(self.bundle, "metrics.json")
         names = expected.keys() | given.keys()
         wrong = sorted(name for name in names if not alike(expected.get(name), given.get(name)))
         self.require(not wrong, f"metrics.json: not what metrics.safetensors gives ({', '.join(wrong)})")
@@ -607,9 +613,7 @@ class _Check:
             **dict.fromkeys(("max_error", "max_error_confidence")),
             **({} if answers is None else answers.kept),
         }
-        # Through JSON, which made lists of tuples and null of what is undefined.
-        expected = json.loads(json.dumps(strict(expected)))
-        wrong = [name for name, value in expected.items() if not alike(value, given.get(name))]
+        wrong = [name for name, value in _as_read(expected).items() if not alike(value, given.get(name))]
         for name, ends in given["fairness"].items():
             gap = measured.measured(name)
             values = strict({each: getattr(gap, each) for each in ("value", "low", "high")})
@@ -656,10 +660,7 @@ class _Check:
         self.require(same, "statement.json: trainings and their scores are not of the same secret number of trials")
         candidates = origin.settings["candidates"]
         chosen = candidates[int(released.arrays["chosen"][0])]
-        config = _json(self.bundle, "record.json")["config"]
-        # Settings of the evaluation do not change the model, and are not in the digests of candidates.
-        settings = {name: each for name, each in config.items() if name != "evaluation"}
-        self.require(values_digest(settings) == chosen, "record.json: not the settings that were chosen")
+        self.require(self.settings_digest() == chosen, "record.json: not the settings that were chosen")
         return f"the settings are those that were chosen among {len(candidates)}"
 
     def audit(self) -> str | None:
@@ -673,9 +674,7 @@ class _Check:
         self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
         self.require(alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
         self.require_claim("audit.json", values, self.said)
-        config = _json(self.bundle, "record.json")["config"]
-        settings = {name: each for name, each in config.items() if name != "evaluation"}
-        self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")
+        self.require(audit.settings == self.settings_digest(), "audit.json: of other settings than record.json")
         self.require(not audit.refuted, f"audit.json: {audit.headline}")
         if not audit.has_power:
             self.not_checked.append(f"audit.json: {audit.power_words}")
@@ -687,11 +686,8 @@ class _Check:
         """Check that the model card and its page equal the card and page computed here from statement, metrics and
         student."""
         given = _json(self.bundle, "card.json")
-        fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
-        data, use, made_on = CardData(**fields), IntendedUse(**given["use"]), given["model"].get("made_on")
-        card = card_of(self.bundle, method=self.said.method, data=data, use=use, made_on=made_on)
-        # Through JSON, so that tuples and lists are compared alike.
-        expected = json.loads(json.dumps(card_values(card)))
+        card = _card_of(self.bundle, given)
+        expected = _as_read(card_values(card))
         for section in ("model", "privacy", "evaluation", "refusals", "protects", "private_population"):
             ours, theirs = expected[section], given.get(section)
             wrong = [] if ours == theirs else [""]
@@ -723,13 +719,11 @@ class _Check:
         return "the numbers of card.json are those of statement, metrics and student"
 
 
-def _text_of(run: RunDirectory, licence: str) -> str:
-    """Return the card of ``run`` as Markdown, made from ``card.json`` for the words that only it has."""
-    given = read_json(run.card)
-    data = CardData(**{name: given["data"].get(name) for name in CardData.__dataclass_fields__})
-    use, model = IntendedUse(**given["use"]), given["model"]
-    card = card_of(run, method=model["method"], data=data, use=use, made_on=model.get("made_on"))
-    return card_text(card, has_graph=run.graph.is_file(), licence=licence)
+def _card_of(run: RunDirectory, given: Mapping[str, Any]) -> Card:
+    """Return the card of ``run``, with the words that only ``given``, the content of its ``card.json``, has."""
+    fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
+    data, use, made_on = CardData(**fields), IntendedUse(**given["use"]), given["model"].get("made_on")
+    return card_of(run, method=read_statement(run).method, data=data, use=use, made_on=made_on)
 
 
 def unlike_tables(given: Mapping[str, Any]) -> list[str]:
@@ -739,9 +733,7 @@ def unlike_tables(given: Mapping[str, Any]) -> list[str]:
     Undefined numbers are not compared, and intervals only with their values: both depend on single records. Tables that
     are not shown for every group leave the numbers of all groups unchecked.
     """
-    measured = Evaluation.from_json(
-        {name: value for name, value in given.items() if name not in ("orders", "without_refusals", "answers")}
-    )
+    measured = evaluation_of(given)
     wrong = [
         f"gaps.{name}"
         for name, gap in measured.gaps.items()
@@ -790,8 +782,14 @@ def unlike_tables(given: Mapping[str, Any]) -> list[str]:
                 # A hidden gap has no size either.
                 if not math.isnan(gap.value):
                     compared[f"gaps.{name}.{each}"] = (getattr(gap, each), getattr(worst, each))
-    plain = json.loads(json.dumps(strict(compared)))
-    return [*wrong, *(name for name, (one, other) in plain.items() if one is not None and not alike(one, other))]
+    both = _as_read(compared).items()
+    return [*wrong, *(name for name, (one, other) in both if one is not None and not alike(one, other))]
+
+
+def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` as they are read from a JSON file: with lists for tuples, and null for what is undefined."""
+    read: dict[str, Any] = json.loads(json.dumps(strict(values)))
+    return read
 
 
 def alike(one: Any, other: Any, rel_tol: float = 1e-9) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,12 @@ if TYPE_CHECKING:
 def read_evaluation(run: RunDirectory) -> Evaluation:
     """Return the published metrics of ``run`` on its test records. RunDirectoryError if the file is missing or is not
     JSON; KeyError, TypeError or another error if its fields are wrong."""
-    metrics = read_json(run.metrics)
+    return evaluation_of(read_json(run.metrics))
+
+
+def evaluation_of(metrics: Mapping[str, Any]) -> Evaluation:
+    """Return the metrics in ``metrics``, the content of a run's ``metrics.json``; errors as in
+    :func:`read_evaluation`."""
     # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     others = {"orders", "without_refusals", "answers"}
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - others})
