@@ -140,9 +140,8 @@ def select_settings(
                 f"{out / 'release'}: public/{model.choice.name}, the file that states which settings were chosen, is "
                 f"missing; copy it from {model.root}."
             )
-        made = opened.log.of_part("validation").step(
-            draw, settings=settings, pool="", noise=source.label, events=(event,)
-        )
+        log = opened.log.of_part("validation")
+        made = log.step(draw, settings=settings, pool="", noise=source.label, events=(event,))
     chosen = candidates[int(made.arrays["chosen"][0])]
     run = run_method(chosen.model_copy(update={"out": out / "model"}), reporter, release_of=out / "release")
     if not run.choice.exists():  # then the statement would not price it

@@ -57,7 +57,7 @@ from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, determining_values, find_method, read_and_unread, refused
 from fairpate.releases.directory import RunDirectory, RunDirectoryError
 from fairpate.report.frontier import FAILED, Row
-from fairpate.types import RunRecord, UserError, strict
+from fairpate.types import RunRecord, UserError, restored, strict
 
 Values = dict[str, Any]
 # Error messages as the keys of a dict, so that each message occurs once, in the order in which it was found.
@@ -149,18 +149,15 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     for values in read_table(path).to_pylist():
         config, record = json.loads(values["config"]), None
-        identity = {"method": values["method"], "data": values["data"], "seed": values["seed"], "config": config}
         if values["status"] == "ok":
-            found = {name: values[name] for name in _MEASURED}
-            found |= {name: tuple(values[name] or ()) for name in _WORDS}
+            found = {name: values[name] for name in ("method", "data", "seed", *_MEASURED)} | {"config": config}
+            found |= {name: values[name] or () for name in _WORDS}
             fairness: dict[str, dict[str, float | None]] = {}
             for column, (name, end) in _FAIRNESS.items():
                 fairness.setdefault(name, {})[end] = values[column]
             # Each notion has columns; null is one that was undefined or not recorded.
             found["fairness"] = {name: ends for name, ends in fairness.items() if ends["value"] is not None}
-            if found["answered_by_group"] is not None:
-                found["answered_by_group"] = tuple(found["answered_by_group"])
-            record = RunRecord(**identity, **found)
+            record = restored(RunRecord, found)
         minutes = math.nan if values["minutes"] is None else values["minutes"]
         rows.append(Row(**{name: values[name] for name in _CELL}, config=config, minutes=minutes, record=record))
     return rows
@@ -376,7 +373,7 @@ def _misplaced(
                 if word is not None:
                     yield f"{layer.place}.{field}: a sweep does not read this field here; use {word}."
             try:
-                _, unread = read_and_unread(reading, _nested(layer))
+                _, unread = read_and_unread(reading, _nested(layer.values))
             except ConfigError:
                 continue  # reported with the cells
             for path, value in unread:
@@ -414,40 +411,34 @@ def _config(
     config = None
     found: list[Exception] = []
     laid: list[_Layer] = []
-    try:
-        begun = start
-        if begun is None:
-            # What `fairpate run --method METHOD --data NAME` starts from, after the layers' settings of the section.
-            begun = {"data": {"name": data}}
+    begun: Values = {"data": {"name": data}} if start is None else start
+    if start is None:
+        # What `fairpate run --method METHOD --data NAME` starts from, with the layers' own data section.
+        try:
+            settings = begun
             for layer in layers:
-                if isinstance(own := _nested(layer).get("data", {}), dict):
-                    begun = merge(begun, {"data": own})
+                settings = merge(settings, _nested(layer.values))
+            own_data = parse_config(settings["data"], DataConfig)
+        except ConfigError:
+            pass  # reported below with the rest
+        else:
             try:
-                own_data = parse_config(begun["data"], DataConfig)
-            except ConfigError:
-                pass  # reported below with the rest
-            else:
-                settings: Values = {}
-                for layer in layers:
-                    settings = merge(settings, _nested(layer))
-                chosen = _fitted_values(method, own_data.model_dump_json(), defaults.kind_of_teachers(settings))
-                begun = merge(chosen, {"data": {"name": own_data.name}})
-    except (ConfigError, DataError) as error:
-        found.append(error)
-        begun = {"data": {"name": data}}
+                begun = _fitted_values(method, own_data.model_dump_json(), defaults.kind_of_teachers(settings))
+            except (ConfigError, DataError) as error:
+                found.append(error)
     values = merge(schema().model_dump(), read_and_unread([schema], begun)[0])
     try:
         for layer in layers:
             if not isinstance(values["data"], dict):
                 break  # reported below; a merge would replace it unseen
             laid.append(layer)
-            values = merge(values, read_and_unread([schema], _nested(layer))[0])
+            values = merge(values, read_and_unread([schema], _nested(layer.values))[0])
         config = parse_config(values | {"method": method}, schema)
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
         beneath = flattened(_start(method, config.data.model_dump_json(), _teachers(config)).model_dump())
         reasons, given = config.unread, flattened(values).keys() & beneath.keys()
         if unread := [path for path in given if disabling(path, reasons)]:
-            kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
+            kept = merge(values, _nested({path: beneath[path] for path in unread}))
             config = parse_config(kept | {"method": method}, schema)
         config.require_trainable()
     except (ConfigError, DataError) as error:
@@ -468,12 +459,12 @@ def _config(
     return None if found else config
 
 
-def _nested(layer: _Layer) -> dict[str, Any]:
-    """Return the settings of ``layer``, which have dotted names, as nested sections. ConfigError if one setting gives a
-    field a plain value and another sets a field inside it."""
-    nested: dict[str, Any] = {}
+def _nested(settings: Mapping[str, Any]) -> Values:
+    """Return ``settings``, which have dotted names, as nested sections. ConfigError if one setting gives a field a
+    plain value and another sets a field inside it."""
+    nested: Values = {}
     # A copy, because sections are written into: a caller's section stays its own.
-    for path, value in copy.deepcopy(dict(layer.values)).items():
+    for path, value in copy.deepcopy(dict(settings)).items():
         section, parts = nested, path.split(".")
         for part in parts[:-1]:
             section = section.setdefault(part, {})
@@ -490,7 +481,8 @@ def _nested(layer: _Layer) -> dict[str, Any]:
 @lru_cache
 def _fitted_values(method: str, data_json: str, teachers: defaults.TeacherKind) -> Values:
     # One mapping for all callers, which merge it and never write into it.
-    return defaults.fitted(DataConfig.model_validate_json(data_json), method, teachers=teachers)
+    data = DataConfig.model_validate_json(data_json)
+    return merge(defaults.fitted(data, method, teachers=teachers), {"data": {"name": data.name}})
 
 
 def _teachers(config: Method) -> defaults.TeacherKind:
@@ -502,9 +494,7 @@ def _start(method: str, data_json: str, teachers: defaults.TeacherKind) -> Metho
     """Return the configuration from which `fairpate run` with this method and data set starts, before any ``--set``.
     ``data_json`` is the data set's :class:`DataConfig` as JSON text; ``teachers``: the kind that some ``--set``
     chooses."""
-    name = DataConfig.model_validate_json(data_json).name
-    chosen = _fitted_values(method, data_json, teachers)
-    return base.configured(merge(chosen, {"data": {"name": name}}), method=method)
+    return base.configured(_fitted_values(method, data_json, teachers), method=method)
 
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
