@@ -142,7 +142,7 @@ def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:
         return None
     path = folder / shared.name
     if not path.exists():
-        # As `train_and_vote` does, but pictures are embedded once for all cells of a seed.
+        # As a comparison does, but pictures are embedded once for all cells of a seed.
         votes = cell.config.votes_to_share(load_once(cell.config.data), folder, Reporter(quiet=True))
         folder.mkdir(parents=True, exist_ok=True)
         write_votes(votes, path)

@@ -76,6 +76,11 @@ class Row:
         return "failed" if self.record is None else "ok"
 
     @property
+    def name(self) -> str:
+        """The run in words that no other run of the comparison has."""
+        return f"{self.method} on {self.data}, seed {self.seed}, {self.digest}"
+
+    @property
     def is_private(self) -> bool:
         """True if this row must not be published, because its epsilon depends on private votes."""
         return self.record is not None and self.record.epsilon_is_data_dependent

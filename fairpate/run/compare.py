@@ -71,7 +71,6 @@ from fairpate.run.run import check_data, open_run, run_method, with_pinned_weigh
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, heard_by, restored
-from teachers.ensemble import BlockPool
 from teachers.ray_pool import open_pool, room_for, start_ray
 from teachers.vectors import vectors_on
 from teachers.work import PoolError, count, tallied
@@ -322,22 +321,19 @@ def collect_shared_votes(
             for path, cell in missing.items():
                 reporter.note("teachers", f"for {cell.data}, seed {cell.config.seed}")
                 try:
-                    write_votes(train_and_vote(cell, folder.teachers, reporter, pool), path)
+                    with vectors_on(lambda: nullcontext(pool)):
+                        dataset = load_data(cell.config.data)
+                    write_votes(cell.config.votes_to_share(dataset, folder.teachers, reporter, pool), path)
                 except (UserError, ValueError, OSError, RuntimeError) as error:
-                    faults[path] = f"{type(error).__name__}: {error}"
+                    faults[path] = _cause(error)
     return faults
 
 
-def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPool | None = None) -> VoteBatch:
-    """Train the teachers of ``cell`` and return their votes on its queries; checkpoints are stored in the folder
-    ``teachers``.
-
-    ``pool`` runs the training; None starts a pool by the cell's ``ray`` settings.
-    """
-    config = cell.config
-    with vectors_on(lambda: nullcontext(pool)) if pool is not None else nullcontext():
-        dataset = load_data(config.data)
-    return config.votes_to_share(dataset, teachers, reporter, pool)
+def _cause(error: Exception) -> str:
+    """Return the kind and the message of an error in a cell: those of the remote error rather than of Ray's wrapper,
+    whose text is a traceback."""
+    error = getattr(error, "cause", None) or error
+    return f"{type(error).__name__}: {error}"
 
 
 def collect_shared_releases(
@@ -382,9 +378,7 @@ def collect_shared_releases(
             make_folder(path.parent)
             write_atomically(path, partial(Path.write_bytes, data=content))
         except (ray.exceptions.RayError, LimitReachedError, OdometerError, OSError) as error:
-            # The remote error rather than Ray's wrapper, whose text is a traceback.
-            cause = getattr(error, "cause", None) or error
-            faults[path] = f"{type(cause).__name__}: {cause}"
+            faults[path] = _cause(error)
     return faults
 
 
@@ -478,8 +472,7 @@ def run_cells(
         row = cell.row(minutes=math.nan, error=" ".join(cause.split()))
         write_rows([row], folder.failed / f"{cell.digest}.parquet", private=True)  # the cell stays unfinished
         count("cells_failed")
-        place = f"{cell.method} on {cell.data}, seed {cell.config.seed}, {cell.digest}"
-        reporter.note("failed", f"{place}: {row.error}")
+        reporter.note("failed", f"{row.name}: {row.error}")
 
     def submit(cell: Cell) -> None:
         path = folder.shared_file(cell)
@@ -502,8 +495,7 @@ def run_cells(
             for release in releases:
                 count_cell(release)
         except (ray.exceptions.RayError, LimitReachedError, OdometerError) as error:
-            cause = getattr(error, "cause", None) or error
-            fail(cell, f"{type(cause).__name__}: {cause}")
+            fail(cell, _cause(error))
         else:
             folder.add(cell, rows)
             count("cells_done")
@@ -667,10 +659,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
         "spent": comparison.spent,
     }
     lines = [
-        *(
-            f"degenerate: {row.method} on {row.data}, seed {row.seed}, {row.digest}: {'; '.join(words)}"
-            for row, words in degenerate
-        ),
+        *(f"degenerate: {row.name}: {'; '.join(words)}" for row, words in degenerate),
         *groups,
         *(f"failed: {row.command}\n    {row.error}" for row in failed),
     ]
@@ -769,7 +758,7 @@ def demo(sweep: Path, out: Path) -> Output:
     choice = rejecting.choice
     assert choice is not None  # of several private methods
     sentences = [
-        *claims_in_words(claims, bare, rejecting, method=shown, why="the default method"),
+        *claims_in_words(claims, bare, rejecting, method=shown),
         f"This ε holds because the method was named before any record was read. {choice.words} `fairpate select` makes "
         "such a choice at an ε that you set.",
     ]
@@ -795,11 +784,9 @@ def demo(sweep: Path, out: Path) -> Output:
     return Output(facts=found | {"files": files}, words=words)
 
 
-def claims_in_words(
-    claims: RunStatement, without: RunStatement, rejecting: RunStatement, *, method: str, why: str
-) -> list[str]:
-    """Return two sentences about the model that is to be published: that of the chosen ``method`` with a reject option,
-    a rule that refuses some predictions (``rejecting``); ``why`` says why this method was chosen.
+def claims_in_words(claims: RunStatement, without: RunStatement, rejecting: RunStatement, *, method: str) -> list[str]:
+    """Return two sentences about the model that is to be published: that of the default ``method`` with a reject
+    option, a rule that refuses some predictions (``rejecting``).
 
     The first sentence states guarantee, fairness and accuracy of this model, what it refuses, and the accuracy of a
     model trained ``without`` privacy. The second states how the same model treats groups if it refuses nothing
@@ -812,7 +799,7 @@ def claims_in_words(
     confidence, limit = percent(less.level, digits=0), f"{chosen.fair_at.limit:g}"
     ends = ends_words(less.value, less.low, less.high)
     model = (
-        f"The model to publish is {method}, {why}, with a reject option: {guarantee.strength[0]} at ε = "
+        f"The model to publish is {method}, the default method, with a reject option: {guarantee.strength[0]} at ε = "
         f"{guarantee.words['epsilon']} (δ = {delta_text(guarantee.delta)}) for {guarantee.words['protected']}, and "
         f"{rejecting.fairness_words}, with a gap of {decimal(less.value)} ({ends} with {confidence} "
         f"confidence; at most {limit} is called fair). {percent(chosen.accuracy)} of its answers are right; of a "

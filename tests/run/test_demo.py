@@ -45,21 +45,21 @@ def test_the_first_sentence_names_the_model_its_verdicts_what_it_leaves_to_a_per
 ):
     claims = RunStatement(guarantee=GUARANTEE, measured=measured(0.6, 0.3))
     rejecting = replace(claims, measured=measured(0.32, 0.3))
-    sentence, _ = claims_in_words(claims, claims, rejecting, method="dp_sgd", why="the only one")
+    sentence, _ = claims_in_words(claims, claims, rejecting, method="dp_sgd")
     assert sentence.startswith(
-        "The model to publish is dp_sgd, the only one, with a reject option: private at ε = 1.00 (δ = 10⁻⁵) for "
+        "The model to publish is dp_sgd, the default method, with a reject option: private at ε = 1.00 (δ = 10⁻⁵) for "
         "everything about one person, and fair, with a gap of 0.020 ("
     )
     assert f" with 95{NB}% confidence; at most 0.1 is called fair). 90.0{NB}% of its answers are right; " in sentence
     assert f"without privacy 90.0{NB}%, which may be shown as these people are invented. It leaves " in sentence
     seeded = replace(rejecting, guarantee=replace(GUARANTEE, noise="seeded: not private"))
-    words = claims_in_words(claims, claims, seeded, method="dp_sgd", why="the only one")[0]
+    words = claims_in_words(claims, claims, seeded, method="dp_sgd")[0]
     assert "with a reject option: not private at ε = 1.00" in words
 
 
 def test_the_second_sentence_names_both_shares_and_the_gap_of_the_model_that_refuses_nothing() -> None:
     claims = RunStatement(guarantee=GUARANTEE, measured=measured(0.6, 0.3))
-    _, sentence = claims_in_words(claims, claims, claims, method="dp_sgd", why="the only one")
+    _, sentence = claims_in_words(claims, claims, claims, method="dp_sgd")
     assert sentence == (
         f"Without the reject option it says “no” to 60.0{NB}% of “A” and to 30.0{NB}% of all others: a gap of 0.300, "
         "not fair."
@@ -68,7 +68,7 @@ def test_the_second_sentence_names_both_shares_and_the_gap_of_the_model_that_ref
 
 def test_a_model_that_is_not_fair_is_called_so_where_it_is_to_be_published() -> None:
     claims = RunStatement(guarantee=GUARANTEE, measured=measured(0.6, 0.3))
-    sentence, _ = claims_in_words(claims, claims, claims, method="dp_sgd", why="the only one")
+    sentence, _ = claims_in_words(claims, claims, claims, method="dp_sgd")
     assert "for everything about one person, and not fair, with a gap of 0.300 (" in sentence
 
 
