@@ -48,6 +48,10 @@ def check_bound(bound: ErrorBound, config: Method, dataset: Dataset) -> None:
         raise ConfigError("student.reject: needs test records with labels, and there are none; leave it out.")
 
 
+_STORED = {"edges": "confidence_edges", "shares_SB": "public_shares_SK", "doubts_SB": "public_doubts_SK"}
+"""The names of released arrays, by the fields of the bins that they store."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AskedBound:
     """A bound that is asked for, with the bins of confidence of the model that it is about.
@@ -79,19 +83,13 @@ class AskedBound:
     @classmethod
     def read(cls, arrays: Mapping[str, npt.NDArray[Any]], card: StudentCard, bound: ErrorBound) -> AskedBound:
         """Return the bound with the bins that were released with a table (:attr:`arrays`)."""
-        names = {"edges": "confidence_edges", "shares_SB": "public_shares_SK", "doubts_SB": "public_doubts_SK"}
-        bins = ConfidenceBins(**{name: arrays[stored] for name, stored in names.items()})
+        bins = ConfidenceBins(**{name: arrays[stored] for name, stored in _STORED.items()})
         return cls(bound=bound, bins=bins, by_label=card.idp3 is not None, num_classes=len(card.label_names))
 
     @property
     def arrays(self) -> dict[str, FloatArray]:
         """The bins as arrays, released with the table so that anybody can compute the thresholds again."""
-        bins = self.bins
-        return {
-            "confidence_edges": bins.edges,
-            "public_shares_SK": bins.shares_SB,
-            "public_doubts_SK": bins.doubts_SB,
-        }
+        return {stored: getattr(self.bins, name) for name, stored in _STORED.items()}
 
     def table(
         self, test: Split, labels_N: IntArray, chances_NC: npt.NDArray[np.floating], *, weight: int = 1
@@ -124,12 +122,10 @@ class AskedBound:
             sizes_S = sizes_GYC[:, 1 if self.bound.of == "false_negative" else 0].sum(axis=-1)
         first_S = first_tests(sizes_S, self.bins, self.bound, noise_stddev=noise_stddev)
         answered_S = answered_bins(counts_SK2, first_S, self.bound, noise_stddev=noise_stddev)
-        thresholds = [self.bins.threshold(int(number)) for number in answered_S]
-        wide = self.num_classes
-        if not self.by_label:
-            thresholds = [each for each in thresholds for _ in range(wide)]
-        rows = tuple(tuple(thresholds[start : start + wide]) for start in range(0, len(thresholds), wide))
-        return AnswerRule(bound=self.bound, thresholds_GC=rows), answered_S
+        thresholds_S = np.array([self.bins.threshold(int(number)) for number in answered_S], dtype=object)
+        # Without strata by label, the threshold of a group holds for all its labels.
+        thresholds_GC = np.repeat(thresholds_S, 1 if self.by_label else self.num_classes).reshape(-1, self.num_classes)
+        return AnswerRule(bound=self.bound, thresholds_GC=tuple(map(tuple, thresholds_GC.tolist()))), answered_S
 
 
 def _strata(groups_N: IntArray, labels_N: IntArray, num_classes: int | None) -> IntArray:
@@ -138,17 +134,13 @@ def _strata(groups_N: IntArray, labels_N: IntArray, num_classes: int | None) -> 
 
 
 def _one_of_each_person(test: Split) -> npt.NDArray[np.bool_]:
-    chosen_N = np.ones(len(test), np.bool_)
     if test.person_N is None:
-        return chosen_N
+        return np.ones(len(test), np.bool_)
     # By names, so that another person's records or the order of a file change nothing.
-    keys = [hashlib.blake2b(name.encode()).digest() for name in test.record_id]
-    best: dict[int, int] = {}
-    for row, person in enumerate(test.person_N.tolist()):
-        if person not in best or keys[row] < keys[best[person]]:
-            best[person] = row
-    chosen_N[:] = False
-    chosen_N[list(best.values())] = True
+    order_N = np.argsort([hashlib.blake2b(name.encode()).digest() for name in test.record_id], kind="stable")
+    _, first_of_each = np.unique(test.person_N[order_N], return_index=True)
+    chosen_N = np.zeros(len(test), np.bool_)
+    chosen_N[order_N[first_of_each]] = True
     return chosen_N
 
 
