@@ -404,16 +404,15 @@ def select_by_trials(
     out: Path,
     reporter: Reporter,
     group_shares: Shares = None,
-    load: Callable[[Any], Dataset] = load_data,
 ) -> RunDirectory:
     """Run a secret random number of trainings (trials), each with settings drawn at random, and publish the model with
     the best noisy score in ``out / "model"``. A repeated call resumes.
 
     ``configs``: the settings that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the privacy
     cost of all trainings together, and also the cost of all scores, at the settings' ``target.delta``.
-    ``expected_trials``: the mean number of trials. ``group_shares`` as in :func:`select_settings`. ``load`` reads a
-    data set. ConfigError for settings whose privacy events are not known before training or that read different
-    records, TrialsError if every trial failed; other errors as in :func:`fairpate.run.run.run_method`.
+    ``expected_trials``: the mean number of trials. ``group_shares`` as in :func:`select_settings`. ConfigError for
+    settings whose privacy events are not known before training or that read different records, TrialsError if every
+    trial failed; other errors as in :func:`fairpate.run.run.run_method`.
     """
     run = RunDirectory(root=out / "model")
     candidates = _candidates(
@@ -432,22 +431,21 @@ def select_by_trials(
         raise ConfigError(
             f"noise: a choice by --trials needs {OS_ENTROPY}, got {candidates[0].noise}; leave out the field noise."
         )
-    tried: list[tuple[PrivateMethod, Dataset]] = []
-    loaded: dict[str, Dataset] = {}
+    first, datasets, loaded = candidates[0], list[Dataset](), dict[str, Dataset]()
     with reporter.stage("data"):
         for config in candidates:
             key = config.data.model_dump_json()  # most candidates have the same data: it is loaded once
-            dataset = loaded[key] = loaded[key] if key in loaded else load(config.data)
+            dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
             check_data(config, dataset)
             require_kept_names(config, dataset)
             # Quiet: each candidate would report its weights file again.
             check_model_files(config, dataset, Reporter(quiet=True))
-            tried.append((config, dataset))
-    first, dataset = tried[0]
+            datasets.append(dataset)
+    dataset = datasets[0]
     weights = group_weights(dataset, group_shares)
-
+    budget = {"epsilon": epsilon, "delta": first.target.delta, "expected_trials": expected_trials}
     with reporter.stage("plan"):
-        plan = plan_trials(tried, epsilon=epsilon, delta=first.target.delta, expected_trials=expected_trials)
+        plan = plan_trials(list(zip(candidates, datasets, strict=True)), **budget)
     planned = []
     for config in candidates:
         target = config.target.model_copy(update={"epsilon": plan.epsilon})
@@ -480,15 +478,9 @@ def select_by_trials(
         ]
         # A copy of a folder whose trials were drawn is another run, with other noise: it pays too.
         if not state_file.exists() or any(log.stored() is None for log in logs):
-            is_own, is_tested = first.data.declaration is not None, first.evaluation.metrics == "private"
-            plan.charge(
-                logs,
-                dataset.name,
-                reporter,
-                is_own=is_own,
-                units=public_units(first, dataset),
-                also_tests=is_tested,
-            )
+            also_tests, units = first.evaluation.metrics == "private", public_units(first, dataset)
+            is_own = first.data.declaration is not None
+            plan.charge(logs, dataset.name, reporter, is_own=is_own, units=units, also_tests=also_tests)
         if not state_file.exists():
             # Charged, then drawn, then stored, then tried: a crash before this line has drawn nothing that was used.
             source = OsEntropy()
@@ -503,16 +495,14 @@ def select_by_trials(
                 "set these fields back, or give another folder with --out."
             )
         reporter.note("trials", f"a secret number of trials, {expected_trials:g} expected; none of them is displayed")
-        datasets = [dataset for _, dataset in tried]
         best, outcome = _best_trial(state["drawn"], planned, datasets, plan, weights, folder.workplace)
-        receipt = read_receipt(folder)
+        receipt, chosen = read_receipt(folder), state["drawn"][best]
         assert receipt is not None
-        chosen, embedding = planned[state["drawn"][best]], datasets[state["drawn"][best]].embedding
-        student = replace(load_student(folder.workplace / f"{best}.safetensors"), embedding=embedding)
-        made = ReleasedArrays(arrays={"chosen": np.array([state["drawn"][best]], np.int64)}, events=(plan.scores,))
+        student = load_student(folder.workplace / f"{best}.safetensors")
+        made = ReleasedArrays(arrays={"chosen": np.array([chosen], np.int64)}, events=(plan.scores,))
         done = publish_trained(
-            chosen,
-            student,
+            planned[chosen],
+            replace(student, embedding=datasets[chosen].embedding),
             counted_by=receipt,
             choice=(made, Origin(id=logs[1].id, settings=settings, pool="")),
             remarks=outcome["remarks"],
