@@ -20,7 +20,7 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
@@ -60,6 +60,7 @@ from fairpate.report.frontier import FAILED, Row
 from fairpate.types import RunRecord, UserError, restored, strict
 
 Values = dict[str, Any]
+Schemas = dict[str, type[Method]]
 # Error messages as the keys of a dict, so that each message occurs once, in the order in which it was found.
 Faults = dict[str, None]
 
@@ -276,25 +277,24 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
     _fitted_values.cache_clear()
     _start.cache_clear()
     faults: Faults = {}
-    schemas: dict[str, type[Method]] = {}
-    for method in sweep.methods:
+    schemas: Schemas = {}
+    methods_on: dict[str, Schemas] = {data: {} for data in sweep.data_sets}
+    for method, listing in sweep.methods.items():
         try:
             schemas[method] = find_method(method)
         except ConfigError as error:
             faults[f"methods.{method}: {str(error).removeprefix('method: ')}"] = None
-    methods_on: dict[str, list[str]] = {data: [] for data in sweep.data_sets}
-    for method, listing in sweep.methods.items():
         for name in sweep.data_sets if listing.data_sets is None else listing.data_sets:
             if name not in sweep.data_sets:
                 words = f"unknown data set {name}{nearest(name, list(sweep.data_sets))}."
                 faults[f"methods.{method}.data_sets: {words}"] = None
-            else:
-                methods_on[name].append(method)
+            elif method in schemas:
+                methods_on[name][method] = schemas[method]
     faults |= dict.fromkeys(_misplaced(sweep, schemas, methods_on))
     last = [] if data_dir is None else [_Layer("--data-dir", {"data.data_dir": str(data_dir)})]
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
-        here = {name: schemas[name] for name in methods_on[data] if name in schemas}
+        here = methods_on[data]
         try:
             read = None if part.file is None else read_yaml(folder / part.file)
             if read is not None and {"files", "label"} <= read.keys():
@@ -351,21 +351,19 @@ def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[
     return _Layer(f"{place}settings", part.settings), axes
 
 
-def _misplaced(
-    sweep: SweepConfig, schemas: Mapping[str, type[Method]], methods_on: Mapping[str, Sequence[str]]
-) -> Iterator[str]:
+def _misplaced(sweep: SweepConfig, schemas: Schemas, methods_on: Mapping[str, Schemas]) -> Iterator[str]:
     """Yield an error message for each field that is set in a section of the sweep where it has no effect.
 
     Either the sweep has another field for it (``seeds`` for ``seed``), or its section applies only to methods that do
-    not read it. ``methods_on``: the methods that run on each data set.
+    not read it. ``schemas``: the methods of the sweep; ``methods_on``: those that run on each data set.
     """
     words = _SET_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
-    parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
+    parts: list[tuple[str, SweepPart | SweepConfig, Schemas]] = [("", sweep, schemas)]
     parts += [(f"data_sets.{name}.", part, methods_on[name]) for name, part in sweep.data_sets.items()]
-    parts += [(f"methods.{name}.", part, [name]) for name, part in sweep.methods.items()]
-    for place, part, methods in parts:
-        reading = [schemas[name] for name in methods if name in schemas]
-        alone = place.removeprefix("methods.").removesuffix(".") if place.startswith("methods.") and reading else ""
+    for name, own in sweep.methods.items():
+        parts.append((f"methods.{name}.", own, {name: schemas[name]} if name in schemas else {}))
+    for place, part, reading in parts:
+        alone = next(iter(reading), "") if place.startswith("methods.") else ""
         settings, axes = _layers_of(part, place)
         for layer in [settings, *itertools.chain(*axes.values())]:
             for field in flattened(layer.values):
@@ -373,7 +371,7 @@ def _misplaced(
                 if word is not None:
                     yield f"{layer.place}.{field}: a sweep does not read this field here; use {word}."
             try:
-                _, unread = read_and_unread(reading, _nested(layer.values))
+                _, unread = read_and_unread(list(reading.values()), _nested(layer.values))
             except ConfigError:
                 continue  # reported with the cells
             for path, value in unread:
@@ -594,13 +592,22 @@ class SweepFolder:
     def assemble(self, cells: Sequence[Cell]) -> None:
         """Write the public and the private results table: for each configuration in ``cells`` its rows, or the cause of
         its failure."""
-        digests = [cell.digest for cell in cells]
-        # Results first: a crash may have left both a failure and the result that came later. Rows that the private
-        # table has are taken from there, so that only new parts are read.
-        done = _gathered(digests, self.parts, known=self.private_results)
-        finished = set(done["digest"].to_pylist())
-        failed = _gathered([digest for digest in digests if digest not in finished], self.failed)
-        rows = _in_order(digests, pa.concat_tables([done, failed]))
+        # Results last, which outrank failures: a crash may have left both a failure and the result that came later.
+        files = {path.stem: path for folder in (self.failed, self.parts) for path in folder.glob("*.parquet")}
+        known = SCHEMA.empty_table()
+        # Rows that the private table has are taken from there, so that only new parts are read.
+        with suppress(RecordsTableError):  # there is none yet, or a damaged one: it is assembled anew from the parts
+            known = read_table(self.private_results)
+            # A failure is read from its own file, which may have another cause by now.
+            known = known.filter(pc.equal(known["status"], "ok"))
+            done = [digest for digest, path in files.items() if path.parent == self.parts]
+            known = known.filter(pc.is_in(known["digest"], value_set=pa.array(done, pa.string())))
+        digests, read = [cell.digest for cell in cells], set(known["digest"].to_pylist())
+        new = [read_table(files[digest]) for digest in digests if digest in files and digest not in read]
+        rows, wanted = pa.concat_tables([known, *new]), pa.array(digests, pa.string())
+        rows = rows.filter(pc.is_in(rows["digest"], value_set=wanted))
+        # A cell whose epsilon also has a value that depends on votes has two rows here, which keep their order.
+        rows = rows.take(pc.array_sort_indices(pc.index_in(rows["digest"], value_set=wanted)))
         # The operator's table first: after a crash in between, `holds` finds that the public one lacks rows.
         write_table(rows, self.private_results, private=True)
         write_table(publishable(rows, unprotected=self.publish_unprotected), self.results)
@@ -623,31 +630,3 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     for path in (folder.votes, folder.parts, folder.failed):
         make_folder(path)
     return folder
-
-
-def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
-    """Return the results rows of those configurations in ``digests`` that have a file in the folder ``parts``, in the
-    order of ``digests``.
-
-    Rows that the table ``known`` contains are read from this table instead of from their file.
-    """
-    there = {path.stem for path in parts.glob("*.parquet")}
-    wanted = [digest for digest in digests if digest in there]
-    found = SCHEMA.empty_table()
-    if known is not None and known.exists():
-        with suppress(RecordsTableError):  # damaged: it is assembled anew from the parts
-            found = read_table(known)
-            # A failure is read from its own file, which may have another cause by now.
-            found = found.filter(pc.equal(found["status"], "ok"))
-    read = set(found["digest"].to_pylist())
-    new = [read_table(parts / f"{digest}.parquet") for digest in wanted if digest not in read]
-    return _in_order(wanted, pa.concat_tables([found, *new]))
-
-
-def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
-    """Return the rows of the results ``table`` in the order of ``digests``; several rows of one digest keep their
-    order."""
-    wanted = pa.array(digests, pa.string())
-    found = table.filter(pc.is_in(table["digest"], value_set=wanted))
-    # An operator's table has two rows for a cell whose epsilon also has a value that depends on votes.
-    return found.take(pc.array_sort_indices(pc.index_in(found["digest"], value_set=wanted)))
