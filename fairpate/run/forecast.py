@@ -14,12 +14,9 @@ A run warns before it spends anything if it cannot beat the most common class (:
 * A published run of the same method on the same data, at no smaller epsilon, did not beat m.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Group
@@ -35,6 +32,7 @@ from fairpate.data.declaration import QUESTION, open_questions
 from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, Price
 from fairpate.pages import SEEN, counted, delta_caution, delta_text, epsilon_text, is_void_delta, meaning, percent
+from fairpate.releases.directory import RunDirectoryError, read_json
 from fairpate.releases.odometer import Odometer, spent
 from fairpate.run.opened import OpenRun
 from fairpate.terminal import Reporter, listing
@@ -227,7 +225,11 @@ def cautions(opened: OpenRun, voting: base.ExpectedVotes | None, majority: Major
     config, run, found = opened.config, opened.run, list[str]()
     epsilon = config.target.stated.get("epsilon")
     # Runs in the folder of this one: others are not searched for.
-    for path, record in _records_in(run.root.parent).items():
+    for path in sorted(run.root.parent.glob("*/public/record.json")):
+        try:
+            record = read_json(path)
+        except RunDirectoryError:  # damaged, or of another program
+            continue
         if path == run.record or record.get("data") != config.data.name:
             continue
         name, share, accuracy = path.parent.parent.name, record.get("majority_accuracy"), record.get("accuracy")
@@ -246,20 +248,6 @@ def cautions(opened: OpenRun, voting: base.ExpectedVotes | None, majority: Major
     if voting is not None and not config.protects_attribute_only:
         words = too_little_to_learn(voting, opened.dataset.num_classes, majority)
         found += [] if words is None else [words]
-    return found
-
-
-def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return the content of the files ``record.json`` (a run as one row of a comparison) of all finished runs in
-    ``folder``, as a mapping from the files' paths; damaged files are left out."""
-    found = {}
-    for path in sorted(folder.glob("*/public/record.json")):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # damaged, or of another program
-            continue
-        if isinstance(record, dict):
-            found[path] = record
     return found
 
 
