@@ -6,7 +6,6 @@ of the comparison and on the terminal (:class:`fairpate.report.decision.Choice`)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 
 from fairpate.config import values_digest
@@ -20,42 +19,6 @@ from fairpate.run.sweep import Cell, SweepFolder, read_rows
 from fairpate.types import RunRecord
 
 
-@dataclass(frozen=True)
-class _Made:
-    """The releases that cells made of one data set: for each release a record of the cells that share it, the one with
-    the largest epsilon; and the charges in the receipts of these cells, None for a cell without a receipt."""
-
-    records: dict[str, RunRecord] = field(default_factory=dict)
-    charges: dict[str, RunCharge | None] = field(default_factory=dict)
-
-    def add(self, cell: Cell, record: RunRecord, receipts: Sequence[RunCharge]) -> None:
-        """Add what ``cell`` released."""
-        shared = cell.config.shared_release
-        # With private metrics each cell released a table of its own, too.
-        is_own = shared is None or cell.config.evaluation.metrics == "private"
-        name = cell.digest if is_own else values_digest(shared)  # type: ignore[arg-type]
-        if name not in self.records or self.records[name].epsilon < record.epsilon:
-            self.records[name] = record
-        charged: dict[str, RunCharge | None] = {each.run: each for each in receipts}
-        self.charges.update(charged or {cell.digest: None})
-
-    def choice(self) -> Choice:
-        """Return what it costs to choose one of these releases, which may protect different units."""
-        records = self.records.values()
-        if len({(each.unit, each.relation) for each in records}) > 1:
-            return Choice(num_releases=len(records), epsilon=None, delta=None)
-        # As decimals, which add up without rounding.
-        epsilon, delta = (
-            float(sum(Decimal(repr(getattr(each, name))) for each in records)) for name in ("epsilon", "delta")
-        )
-        known = [each for each in self.charges.values() if each is not None]
-        if len(known) == len(self.charges):
-            least = max(each.delta for each in records)
-            if (composed := composed_epsilon(known, delta=least)) <= epsilon:
-                epsilon, delta = composed, least
-        return Choice(num_releases=len(records), epsilon=epsilon, delta=delta)
-
-
 def choices(cells: Sequence[Cell], rows: Sequence[Row], folder: SweepFolder) -> dict[str, Choice]:
     """Return for each data set, by its name in the odometer, what it costs to choose one of the releases that ``cells``
     made of it by their results ``rows``. A data set with one release is left out: a choice among cells that share a
@@ -65,13 +28,46 @@ def choices(cells: Sequence[Cell], rows: Sequence[Row], folder: SweepFolder) -> 
     where that is less, and where a receipt is on another machine.
     """
     of_cells = {cell.digest: cell for cell in cells}
-    made: dict[str, _Made] = {}
+    made: dict[str, list[tuple[Cell, RunRecord]]] = {}
     for row in rows:
         record, cell = row.record, of_cells.get(row.digest)
         if cell is None or record is None or row.is_unprotected or row.is_private or cell.config.is_seeded:
             continue
-        made.setdefault(cell.config.data.name, _Made()).add(cell, record, _receipts(cell, folder))
-    return {data: each.choice() for data, each in made.items() if len(each.records) > 1}
+        made.setdefault(cell.config.data.name, []).append((cell, record))
+    found = {data: _choice(released, folder) for data, released in made.items()}
+    return {data: choice for data, choice in found.items() if choice is not None}
+
+
+def _choice(released: Sequence[tuple[Cell, RunRecord]], folder: SweepFolder) -> Choice | None:
+    """Return what it costs to choose one of the releases that cells made of one data set, which may protect different
+    units; None for a single release. ``released``: the cells with their records."""
+    # For each release a record of the cells that share it, the one with the largest epsilon; and the charges in the
+    # receipts of these cells, None for a cell without a receipt.
+    records: dict[str, RunRecord] = {}
+    charges: dict[str, RunCharge | None] = {}
+    for cell, record in released:
+        shared = cell.config.shared_release
+        # With private metrics each cell released a table of its own, too.
+        is_own = shared is None or cell.config.evaluation.metrics == "private"
+        name = cell.digest if is_own else values_digest(shared)  # type: ignore[arg-type]
+        if name not in records or records[name].epsilon < record.epsilon:
+            records[name] = record
+        receipts = _receipts(cell, folder)
+        charges |= {each.run: each for each in receipts} if receipts else {cell.digest: None}
+    if len(records) < 2:
+        return None
+    if len({(each.unit, each.relation) for each in records.values()}) > 1:
+        return Choice(num_releases=len(records), epsilon=None, delta=None)
+    # As decimals, which add up without rounding.
+    epsilon, delta = (
+        float(sum(Decimal(repr(getattr(each, name))) for each in records.values())) for name in ("epsilon", "delta")
+    )
+    known = [each for each in charges.values() if each is not None]
+    if len(known) == len(charges):
+        least = max(each.delta for each in records.values())
+        if (composed := composed_epsilon(known, delta=least)) <= epsilon:
+            epsilon, delta = composed, least
+    return Choice(num_releases=len(records), epsilon=epsilon, delta=delta)
 
 
 def _receipts(cell: Cell, folder: SweepFolder) -> list[RunCharge]:
