@@ -434,8 +434,8 @@ def _metrics(config: Method, audited: Audited) -> Shadows:
     """Return an attack on the noisy tables of test records from which private metrics, and the thresholds of a model
     that may refuse, are computed. Every combination of group, true label and prediction that the model makes has a
     canary, a record that the attacker looks for."""
-    run, facts, is_control = audited.run, audited.facts, audited.is_control
-    event: PredictionTables = audited.events[0]
+    run, facts, event, is_control = audited.run, audited.facts, audited.events[0], audited.is_control
+    assert isinstance(event, PredictionTables)
     # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
     student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     bound, asked = config.student.reject, None
@@ -488,12 +488,11 @@ def _metrics(config: Method, audited: Audited) -> Shadows:
     known = exact_of(base)
     with_it = each_alone(canaries)
     without = each_alone(moved_ones) if moved else {name: 0 * each for name, each in with_it.items()}
-    # A cell that several canaries share tells nothing of one.
-    shared = {name: ((with_it[name] + without[name] > 0).sum(axis=1) > 1)[:, None] for name in tables}
     added, alone = {}, {}
     for name in tables:
         touched = with_it[name] + without[name] > 0
-        alone[name] = ~(touched & shared[name]).any(axis=0)
+        # A cell that several canaries share tells nothing of one.
+        alone[name] = ~(touched & (touched.sum(axis=1, keepdims=True) > 1)).any(axis=0)
         added[name] = (with_it[name] - without[name]) * alone[name] / event.weight
 
     def play(included_M: Coins) -> Seen:
@@ -505,9 +504,8 @@ def _metrics(config: Method, audited: Audited) -> Shadows:
         scores, gains, noise, draws = [], [], [], []
         for name in tables:
             found = shown[name] - known[name]
-            score_M, gain_M = log_ratio(
-                found[:, None] / event.weight - without[name] / event.weight, added[name], claimed
-            )
+            moved_by = (found[:, None] - without[name]) / event.weight
+            score_M, gain_M = log_ratio(moved_by, added[name], claimed)
             if alone[name].any():
                 scores.append(score_M)
                 gains.append(np.where(gain_M > 0, gain_M, np.nan))

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +79,6 @@ from fairpate.terminal import Reporter
 from fairpate.types import IntArray, UserError, heard_by, stream_seed
 from student.student import Student, load_student, save_student
 
-AnyMethod = TypeVar("AnyMethod", bound=Method)
 Shares = Mapping[str, float] | None
 
 

@@ -204,11 +204,12 @@ def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: R
     assert votes.path is not None
     # Absolute: the configuration is stored with the run, and read from other folders.
     places = {"path": votes.path.absolute(), "test": None if votes.test is None else votes.test.absolute()}
-    voters = {"num_voters": read_votes_file(votes).num_voters}
-    config = config.model_copy(update={"votes": votes.model_copy(update=places | voters)})
-    if config.votes.features:
+    found = read_votes_file(votes)
+    votes = votes.model_copy(update=places | {"num_voters": found.num_voters})
+    config = config.model_copy(update={"votes": votes})
+    if votes.features:
         return run_method(config, reporter, with_graph=True)
-    with open_run(config, reporter, read_votes_file(config.votes).dataset, command="fairpate aggregate") as opened:
+    with open_run(config, reporter, found.dataset, command="fairpate aggregate") as opened:
         state_release(opened, opened.config.release(opened))
     reporter.note("labels", str(opened.run.labels))
     return opened.run
@@ -393,9 +394,8 @@ def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Released
         is_free = labels is not None or not config.is_private or run.released.exists()
         if labels is None:
             if not run.statement.exists():
-                remedy = "restore it from a copy"
-                if is_free:
-                    remedy = f"delete {run.student} and give the same command again"
+                again = f"delete {run.student} and give the same command again"
+                remedy = again if is_free else "restore it from a copy"
                 raise RunDirectoryError(
                     f"{run.statement}: missing, although {run.student} was released with it; {remedy}."
                 )
