@@ -48,14 +48,7 @@ from fairpate.releases.directory import (
     write_votes,
 )
 from fairpate.releases.log import MetricsFolder, read_receipt
-from fairpate.releases.odometer import (
-    LimitReachedError,
-    Odometer,
-    OdometerError,
-    RunCharge,
-    spent,
-    spent_since,
-)
+from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, RunCharge, spent, spent_since
 from fairpate.report.decision import Choice
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
@@ -350,7 +343,7 @@ def collect_shared_releases(
     cells_of: dict[Path, list[Cell]] = {}
     for cell in cells:
         path = folder.shared_file(cell) if cell.config.keeps_release else None
-        if path is not None:
+        if path is not None and not path.exists():
             cells_of.setdefault(path, []).append(cell)
     if not cells_of:
         return {}
@@ -364,7 +357,6 @@ def collect_shared_releases(
     drawn = {
         path: remote.remote(tasks, _draw, [cell.config for cell in sharing], path.parents[1])
         for path, sharing in cells_of.items()
-        if not path.exists()
     }
     faults: dict[Path, str] = {}
     for path, reference in drawn.items():

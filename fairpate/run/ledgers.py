@@ -24,18 +24,7 @@ from typing import Any
 
 from aggregator import ledger_audit, store
 from aggregator.ledger import LedgerState, back_end, noted_at, read_ledger
-from aggregator.store import (
-    Address,
-    Head,
-    LedgerError,
-    Row,
-    UnreachableError,
-    head_path,
-    is_database,
-    ledger_files,
-    lock,
-    shown,
-)
+from aggregator.store import Address, LedgerError, head_path, is_database, ledger_files, shown
 from fairpate.config import ConfigError
 from fairpate.files import check_output, give_to_owner
 from fairpate.pages import delta_text
@@ -100,7 +89,7 @@ def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
     target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
     with _without_writer(run, before.ledger):
         # Under the lock: a service that ended a moment ago may have charged after a look without it.
-        heads, known = {Head(number, digest) for number, _, _, digest in rows}, []
+        heads, known = {store.Head(number, digest) for number, _, _, digest in rows}, []
         with suppress(LedgerError):
             known.append(store.noted_head(head_path(run.ledger)))
         with suppress(LedgerError):
@@ -120,11 +109,11 @@ def restore(run: RunDirectory, copy: Address, *, to: str | None) -> str:
                 f"{shown(copy)}: this backup contains the outcomes of {len(state.outcome_of)} queries, but "
                 f"{run.statement} states {stated}; give a later backup."
             )
-        found: list[Row] | None = None
+        found: list[store.Row] | None = None
         if is_database(target.ledger):
             try:
                 found = verified(target.ledger, None)[1]
-            except UnreachableError:
+            except store.UnreachableError:
                 raise
             except LedgerError:
                 pass  # none there yet, or one that is damaged, which is not written over
@@ -156,7 +145,7 @@ def _without_writer(run: RunDirectory, ledger: Address) -> Iterator[None]:
     with ExitStack() as held:
         # A writer of files keeps the head locked: under that lock nothing is charged.
         if head_path(run.ledger).exists():
-            held.callback(os.close, lock(head_path(run.ledger)))
+            held.callback(os.close, store.lock(head_path(run.ledger)))
         if is_database(ledger):
             try:
                 read_ledger(ledger)
@@ -167,7 +156,7 @@ def _without_writer(run: RunDirectory, ledger: Address) -> Iterator[None]:
         yield
 
 
-def verified(place: Address, anchor: Address | None) -> tuple[LedgerState, list[Row]]:
+def verified(place: Address, anchor: Address | None) -> tuple[LedgerState, list[store.Row]]:
     """Verify the hash chain of the ledger at ``place``, a path or a database URL. Return the ledger's state and its
     entries.
 
