@@ -7,7 +7,7 @@ import typer
 
 from fairpate.cli import commands
 from fairpate.pages import counted
-from fairpate.terminal import Output, is_for_program, listing, say
+from fairpate.terminal import Output, is_for_program, listing, say, terminal
 from fairpate.types import UsageError
 
 cluster_app = commands.Commands("Set up a Ray cluster and run jobs on it, as docs/cluster.md describes.")
@@ -111,13 +111,15 @@ def follow(job: Annotated[str, typer.Argument(metavar="JOB")], on: _On = _DASHBO
 
 
 def _followed(cluster: Any, job: str) -> Output:
-    from fairpate.run.jobs import followed
-
-    told = cluster.told(job)
+    """Show a job's log until the job ends, and fetch what it publishes."""
+    told, console = cluster.told(job), terminal(stderr=is_for_program())
     if not is_for_program():
         say(f"Job {job} on {cluster.address}. Ctrl-C leaves it running: {cluster.come_back(job)}.")
     try:
-        code, why, files = followed(cluster, job, told)
+        code, why = cluster.follow(job, lambda line: console.print(line, soft_wrap=True))
+        # A comparison in which some cells failed has results of the others.
+        is_published = told.out is not None and (code == 0 or (told.command == "compare" and code == 1))
+        files = cluster.fetch(job, told, has_failed=code != 0) if is_published else []
     except KeyboardInterrupt:
         return Output(facts={"job": job}, words="", code=130, failure=f"The job goes on: {cluster.come_back(job)}.")
     facts = {"job": job, "on_head": told.out, "folder": told.to if files else None, "files": files}

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from fairpate.config import ConfigError, apply_override, flattened, read_yaml
 from fairpate.files import PlaceError, check_output, make_folder, write_atomically
-from fairpate.terminal import is_for_program, say, terminal
+from fairpate.terminal import say
 from fairpate.types import UsageError, UserError
 from teachers.ray_cluster import job_client
 from teachers.work import PoolError
@@ -333,14 +333,3 @@ def _unpacked(archive: IO[bytes], names: Sequence[str], to: Path, record: Mappin
             if arrived.exists():
                 arrived.rename(place)
     return sorted(each.name for each in members if each.isfile())
-
-
-def followed(cluster: Cluster, job: str, told: Job) -> tuple[int, str, list[str]]:
-    """Show a job's log until the job ends, and fetch what it publishes; return its exit code, why it failed, and the
-    files that were fetched."""
-    console = terminal(stderr=is_for_program())
-    code, why = cluster.follow(job, lambda line: console.print(line, soft_wrap=True))
-    # A comparison in which some cells failed has results of the others.
-    if told.out is None or not (code == 0 or (told.command == "compare" and code == 1)):
-        return code, why, []
-    return code, why, cluster.fetch(job, told, has_failed=code != 0)
