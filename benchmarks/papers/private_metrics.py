@@ -54,9 +54,9 @@ from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.releases.directory import ReleasedArrays
 from fairpate.report.metrics import GAPS
 from fairpate.run import private_metrics
-from fairpate.run.choice import choice_among, group_weights, score_of, select_by_trials, select_settings, students_of
+from fairpate.run.choice import choice_among, group_weights, score_of, select_by_trials, select_settings
 from fairpate.run.private_metrics import WEIGHT, _Shares, draw_table, evaluation_of, table_event
-from fairpate.run.run import open_run
+from fairpate.run.run import open_run, students_of
 from fairpate.terminal import Reporter
 from student.student import load_student
 

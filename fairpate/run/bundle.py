@@ -86,6 +86,11 @@ _BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
 _SENSELESS = (UserError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
 
 
+Parts = Mapping[str, bytes | Path]
+"""The content or the file of each part of a bundle, by name."""
+Count = Callable[[int], None]
+
+
 def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     """Write all published files of the run in the folder ``root`` to the zip file ``out`` (None: ``bundle.zip`` in that
     folder). Return the path of the zip file and the digest in its file ``head.json``, which identifies the content.
@@ -95,7 +100,7 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     """
     out = root / "bundle.zip" if out is None else out
     check_output(out, "--out", is_file=True, suffixes=(".zip",))
-    return _written(run_at(root), lambda parts, count: write_atomically(out, partial(_zipped, parts, count)), out)
+    return out, _written(run_at(root), lambda parts, count: write_atomically(out, partial(_zipped, parts, count)))
 
 
 def write_hub_folder(root: Path, folder: Path, *, licence: str = "unknown") -> tuple[Path, str]:
@@ -115,7 +120,7 @@ def write_hub_folder(root: Path, folder: Path, *, licence: str = "unknown") -> t
     if folder.is_dir() and (others := sorted({path.name for path in folder.iterdir()} - known)):
         raise PlaceError(f"--hub: {folder} holds other files ({', '.join(others[:3])}); give a new or an empty folder.")
 
-    def write(parts: Mapping[str, bytes | Path], count: Callable[[int], None]) -> None:
+    def write(parts: Parts, count: Count) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path in folder.iterdir():
@@ -129,18 +134,12 @@ def write_hub_folder(root: Path, folder: Path, *, licence: str = "unknown") -> t
         except OSError as error:
             raise PlaceError(f"--hub: {folder} cannot be written ({error.strerror}); give another place.") from error
 
-    return _written(run_at(root), write, folder, licence=licence)
+    return folder, _written(run_at(root), write, licence=licence)
 
 
-def _written(
-    run: RunDirectory,
-    write: Callable[[Mapping[str, bytes | Path], Callable[[int], None]], None],
-    out: Path,
-    *,
-    licence: str | None = None,
-) -> tuple[Path, str]:
+def _written(run: RunDirectory, write: Callable[[Parts, Count], None], *, licence: str | None = None) -> str:
     """Collect what ``run`` published and let ``write`` write it, given the parts by name and a function that counts
-    bytes; return ``out`` and the digest of the head. With ``licence``, the card is a part as README.md."""
+    bytes; return the digest of the head. With ``licence``, the card is a part as README.md."""
     statement = published_statement(run)
     require_card(run, statement)
     if missing := [name for name in REQUIRED if not (run.public / name).is_file()]:
@@ -173,14 +172,14 @@ def _written(
     head = head_of(statement, digests)
     parts[HEAD] = json_bytes(head)
     write(parts, count)
-    return out, head["digest"]
+    return str(head["digest"])
 
 
 def _size(part: bytes | Path) -> int:
     return len(part) if isinstance(part, bytes) else part.stat().st_size
 
 
-def _zipped(parts: Mapping[str, bytes | Path], count: Callable[[int], None], path: Path) -> None:
+def _zipped(parts: Parts, count: Count, path: Path) -> None:
     """Write ``parts`` to a zip file at ``path``."""
     # Not compressed: then the bytes do not depend on the library that packs them.
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:

@@ -61,17 +61,14 @@ from fairpate.releases.log import ReleaseLog, read_receipt
 from fairpate.releases.odometer import Odometer
 from fairpate.run.folder import environment
 from fairpate.run.forecast import announce_delta, announce_spending, public_units
-from fairpate.run.opened import OpenRun
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
 from fairpate.run.run import (
     check_data,
     check_model_files,
-    initial_model,
     open_run,
-    post_process,
     publish_trained,
     run_method,
-    student_of,
+    students_of,
     trained_student,
     with_pinned_weights,
 )
@@ -148,20 +145,6 @@ def select_settings(
             f"{run.root}: contains another model than that of the chosen settings; give a new folder with --out."
         )
     return run
-
-
-def students_of(opened: OpenRun, configs: Sequence[Method], released: ReleasedArrays) -> list[Student]:
-    """Train one model for each of ``configs`` from the release that they share, and return the models. This has no
-    further privacy cost."""
-    students, quiet = [], Reporter(quiet=True)
-    with opened.reporter.stage("candidates") as advance:
-        for number, config in enumerate(configs, start=1):
-            model = initial_model(config, opened.dataset)
-            training = replace(opened, model=model, reporter=quiet, seed=config.seed)
-            trained = post_process(config.learn(training, released), config, training)
-            students.append(student_of(config, opened.dataset, trained))
-            advance(number, len(configs))
-    return students
 
 
 def _candidates(
@@ -494,7 +477,8 @@ def select_by_trials(
                 "set these fields back, or give another folder with --out."
             )
         reporter.note("trials", f"a secret number of trials, {expected_trials:g} expected; none of them is displayed")
-        best, outcome = _best_trial(state["drawn"], planned, datasets, plan, weights, folder.workplace)
+        trials = [(planned[number], datasets[number]) for number in state["drawn"]]
+        best, outcome = _best_trial(trials, plan, weights, folder.workplace)
         receipt, chosen = read_receipt(folder), state["drawn"][best]
         assert receipt is not None
         student = load_student(folder.workplace / f"{best}.safetensors")
@@ -513,24 +497,15 @@ def select_by_trials(
 
 
 def _best_trial(
-    drawn: Sequence[int],
-    planned: Sequence[PrivateMethod],
-    datasets: Sequence[Dataset],
-    plan: Trials,
-    weights_G: IntArray,
-    folder: Path,
+    trials: Sequence[tuple[PrivateMethod, Dataset]], plan: Trials, weights_G: IntArray, folder: Path
 ) -> tuple[int, dict[str, Any]]:
-    """Run those trials whose outcome is not stored in ``folder`` yet; return the index and the outcome of the trial
-    with the best noisy score.
-
-    ``drawn[i]`` is the index of the settings in ``planned``, and of their data set, with which trial i trains.
-    """
+    """Run those of ``trials``, settings with their data sets, whose outcome is not stored in ``folder`` yet; return the
+    index and the outcome of the trial with the best noisy score."""
     source, outcomes = OsEntropy(), []
     with unheard():
-        for place, number in enumerate(drawn):
+        for place, (config, dataset) in enumerate(trials):
             path, model = folder / f"{place}.json", folder / f"{place}.safetensors"
             if not path.exists():
-                config, dataset = planned[number], datasets[number]
                 outcome: dict[str, Any] = {"score": None, "remarks": []}
                 try:
                     work = RunDirectory(root=folder / f"{place}")

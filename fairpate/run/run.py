@@ -343,6 +343,20 @@ def trained_student(
     return trained, replace(student, embedding=dataset.embedding)
 
 
+def students_of(opened: OpenRun, configs: Sequence[Method], released: ReleasedArrays) -> list[Student]:
+    """Train one model for each of ``configs`` from the release that they share, and return the models. This has no
+    further privacy cost."""
+    students, quiet = [], Reporter(quiet=True)
+    with opened.reporter.stage("candidates") as advance:
+        for number, config in enumerate(configs, start=1):
+            model = initial_model(config, opened.dataset)
+            training = replace(opened, model=model, reporter=quiet, seed=config.seed)
+            trained = post_process(config.learn(training, released), config, training)
+            students.append(student_of(config, opened.dataset, trained))
+            advance(number, len(configs))
+    return students
+
+
 def publish_trained(
     config: Method,
     student: Student,
