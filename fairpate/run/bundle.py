@@ -738,48 +738,33 @@ def unlike_tables(given: Mapping[str, Any]) -> list[str]:
         for name, gap in measured.gaps.items()
         if not math.isnan(gap.low + gap.high) and not gap.low <= gap.value <= gap.high
     ]
-    shares: dict[str, tuple[float, int | None, int]] = {
-        "coverage": (measured.coverage, measured.num_answered, measured.num_records)
-    }
-    shares |= {
-        f"groups.{each.name}.coverage": (each.coverage, each.num_answered, each.num_records)
-        for each in measured.groups
-        if each.num_records is not None
-    }
-    for name, (coverage, answered, records) in shares.items():
-        if records and not math.isnan(coverage) and not math.isclose(coverage, (answered or 0) / records):
-            wrong.append(name)
+    compared: dict[str, tuple[Any, Any]] = {}
+    answered: dict[str, Any] = {"": measured} | {f"groups.{each.name}.": each for each in measured.groups}
+    for place, answers in answered.items():
+        if answers.num_records:
+            compared[f"{place}coverage"] = (answers.coverage, (answers.num_answered or 0) / answers.num_records)
     for group, table, predicted in zip(measured.groups, measured.confusion_GYC, measured.rates_GC, strict=True):
         # Of each group by itself: the tables of others may be hidden.
-        if table is not None and group.num_answered:
-            one_GYC = np.array([table], np.float64)
-            found_1C, accuracy = rates.group_rates(one_GYC)[0], rates.accuracies(one_GYC)[0]
-            same = round(one_GYC.sum()) == group.num_answered and alike(accuracy, group.accuracy)
-            if not (same and alike(found_1C.tolist(), list(predicted))):
-                wrong.append(f"groups.{group.name}")
+        if table is not None and group.num_answered is not None:
+            one_GYC, name = np.array([table], np.float64), f"groups.{group.name}"
+            compared[f"{name}.num_answered"] = (group.num_answered, round(one_GYC.sum()))
+            compared[f"{name}.accuracy"] = (group.accuracy, rates.accuracies(one_GYC)[0])
+            compared[f"{name}.rates"] = (predicted, rates.group_rates(one_GYC)[0].tolist())
     tables = np.array(measured.confusion_GYC, dtype=object)
-    if tables.ndim != 3 or any(each is None for each in tables.ravel()):
-        return wrong
-    joint_GYC = tables.astype(np.float64)
-    found = with_labels(measured)
-    accuracy, accuracy_G = rates.accuracies(joint_GYC)
-    compared: dict[str, tuple[Any, Any]] = {
-        "num_answered": (measured.num_answered, round(joint_GYC.sum())),
-        "accuracy": (measured.accuracy, accuracy),
-        "rates_GC": (measured.rates_GC, rates.group_rates(joint_GYC).tolist()),
-        "ermi": (measured.ermi, rates.ermi(joint_GYC)),
-        "ermi_given_label": (measured.ermi_given_label, rates.ermi_given_label(joint_GYC)),
-        **{name: (getattr(measured, name), getattr(found, name)) for name in _OF_TABLES},
-    }
-    for group, of_group, counts_YC in zip(measured.groups, accuracy_G.tolist(), joint_GYC, strict=True):
-        compared[f"groups.{group.name}.accuracy"] = (group.accuracy, of_group)
-        compared[f"groups.{group.name}.num_answered"] = (group.num_answered, round(counts_YC.sum()))
-    for name, gap in measured.gaps.items():
-        if name in GAPS:
-            worst = GAPS[name](joint_GYC)
-            for each in ("value", "n_undefined", "min_cell_size"):
-                # A hidden gap has no size either.
-                if not math.isnan(gap.value):
+    if tables.ndim == 3 and not any(each is None for each in tables.ravel()):
+        joint_GYC, found = tables.astype(np.float64), with_labels(measured)
+        compared |= {
+            "num_answered": (measured.num_answered, round(joint_GYC.sum())),
+            "accuracy": (measured.accuracy, rates.accuracies(joint_GYC)[0]),
+            "ermi": (measured.ermi, rates.ermi(joint_GYC)),
+            "ermi_given_label": (measured.ermi_given_label, rates.ermi_given_label(joint_GYC)),
+            **{name: (getattr(measured, name), getattr(found, name)) for name in _OF_TABLES},
+        }
+        for name, gap in measured.gaps.items():
+            # A hidden gap has no size either.
+            if name in GAPS and not math.isnan(gap.value):
+                worst = GAPS[name](joint_GYC)
+                for each in ("value", "n_undefined", "min_cell_size"):
                     compared[f"gaps.{name}.{each}"] = (getattr(gap, each), getattr(worst, each))
     both = _as_read(compared).items()
     return [*wrong, *(name for name, (one, other) in both if one is not None and not alike(one, other))]

@@ -24,7 +24,7 @@ from typing import Any
 
 from aggregator import ledger_audit, store
 from aggregator.ledger import LedgerState, back_end, noted_at, read_ledger
-from aggregator.store import Address, LedgerError, head_path, is_database, ledger_files, shown
+from aggregator.store import Address, LedgerError, head_path, is_database, ledger_files, lock, shown
 from fairpate.config import ConfigError
 from fairpate.files import check_output, give_to_owner
 from fairpate.pages import delta_text
@@ -145,7 +145,7 @@ def _without_writer(run: RunDirectory, ledger: Address) -> Iterator[None]:
     with ExitStack() as held:
         # A writer of files keeps the head locked: under that lock nothing is charged.
         if head_path(run.ledger).exists():
-            held.callback(os.close, store.lock(head_path(run.ledger)))
+            held.callback(os.close, lock(head_path(run.ledger)))
         if is_database(ledger):
             try:
                 read_ledger(ledger)
