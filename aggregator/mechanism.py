@@ -234,18 +234,16 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         noise_QC = discrete_gaussians(self.noise_stddev_votes, words[confident, 1:], source)
         noisy_QC = votes_QC[confident] + noise_QC
         score_QC = noisy_QC if offsets_C is None else noisy_QC + np.array(offsets_C, dtype=np.int64)
-        labels = [NOT_CONFIDENT] * len(keys)
-        for query, label in zip(confident.tolist(), score_QC.argmax(axis=1).tolist(), strict=True):
-            labels[query] = label
+        label_Q = np.full(len(keys), NOT_CONFIDENT)
+        label_Q[confident] = score_QC.argmax(axis=1)
         is_leader_QC = score_QC == score_QC.max(axis=1, keepdims=True)
-        # Ties are rare; without one no row is looked at. They are broken uniformly.
-        if np.count_nonzero(is_leader_QC) > len(score_QC):
-            for row in (is_leader_QC.sum(axis=1) > 1).nonzero()[0].tolist():
-                query = confident[row]
-                # A stream of its own: the same winner in any order and any block.
-                leaders = is_leader_QC[row].nonzero()[0].tolist()
-                labels[query] = leaders[source.derive(keys[query], "tie").randbelow(len(leaders))]
-        outcomes = gated(labels, groups, gate)
+        # Ties are broken uniformly.
+        for row in (is_leader_QC.sum(axis=1) > 1).nonzero()[0].tolist():
+            query = confident[row]
+            # A stream of its own: the same winner in any order and any block.
+            leaders = is_leader_QC[row].nonzero()[0].tolist()
+            label_Q[query] = leaders[source.derive(keys[query], "tie").randbelow(len(leaders))]
+        outcomes = gated(label_Q.tolist(), groups, gate)
         if self.releases == "counts":
             # After the gate: the counts behind a label that it refused are not released.
             for query, counts_C in zip(confident.tolist(), noisy_QC.tolist(), strict=True):
