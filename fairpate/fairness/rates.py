@@ -291,7 +291,6 @@ class Events:
 
 
 RateEvents = Callable[[FloatArray], Events]
-_Comparison = Callable[[FloatArray, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +299,7 @@ class Metric:
     groups."""
 
     events: RateEvents
-    compare: _Comparison
+    compare: Callable[[FloatArray, FloatArray], FloatArray]
 
     def __call__(self, joint_GYC: FloatArray) -> WorstCase:
         """Return the metric's largest value, with the event and groups that attain it, for one table of shape (G, Y,

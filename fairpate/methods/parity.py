@@ -246,10 +246,9 @@ class MeanParity:
             values_NK = self.values(predict_logits(model, x), y).double()
             # Prediction has left it in evaluation mode.
             model.train()
-            if clip_value < math.inf:
-                # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
-                norms_N1 = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
-                values_NK = values_NK * (clip_value / norms_N1).clamp(max=1)
+            # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
+            norms_N1 = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
+            values_NK = values_NK * (clip_value / norms_N1).clamp(max=1)
             return self.violations(values_NK, y, cells, sizes_UG=sizes_UG)
 
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:

@@ -370,7 +370,6 @@ def named_constraints(
     return RateConstraints(partition=partition, constraints=tuple(constraints))
 
 
-Pricing = Callable[[FloatArray], FloatArray]
 AVERAGED_SHARE = 0.5  # of the steps, the last ones
 SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: docs/coverage.md, RaCO-DP
 
@@ -553,7 +552,7 @@ def priced_training(
     *,
     num_cells: int,
     num_classes: int,
-    pricing: Pricing,
+    pricing: Callable[[FloatArray], FloatArray],
     randomness: PrivateRandomness,
     histogram_randomness: PrivateRandomness,
     person_N: Tensor | None = None,

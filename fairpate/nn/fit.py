@@ -51,7 +51,6 @@ UNCHANGED = AugmentConfig()
 _HELD_OUT, _CALIBRATION_BATCH, _CALIBRATION_EPOCHS, _CALIBRATION_RATE = 0.25, 256, 20, 1e-3
 ERASED = 0.2
 """Share of the strongly changed copies of FixMatch that lose a rectangle (Sohn et al. 2020 erase too)."""
-EpochCallback = Callable[[int, float], None]
 Penalty = Callable[[nn.Module], Tensor]
 
 
@@ -209,7 +208,7 @@ def fit(
     *,
     generator: torch.Generator,
     augmentation: AugmentConfig = UNCHANGED,
-    on_epoch: EpochCallback | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
     penalty: Penalty | None = None,
 ) -> None:
     """Train ``model`` in place on its own device, and leave it in evaluation mode.

@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,8 @@ from fairpate.nn.fit import exact_convolutions
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import GradientClipper, LayerGradient, PerExampleLoss, WeightedSums, layer_gradient
 from fairpate.privacy.accountant import Event, spent
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, SEEDED
 
-NoiseLabel = Literal["os_entropy", "seeded: not private"]
 PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
 _DRAWN_AT_ONCE, _NORMALS_PER_PIECE = 2**12, 2**16
 
@@ -56,7 +56,7 @@ class OsRandomness:
     ``machine_words(size, device)`` returns independent uniform 64-bit words, ``int64`` of shape (size,).
     """
 
-    label: NoiseLabel = "os_entropy"
+    label = OS_ENTROPY
 
     def __init__(self) -> None:
         # A counter from 0 is safe, since each key serves one stream.
@@ -78,7 +78,7 @@ class OsRandomness:
 class SeededRandomness:
     """Random words from a seed: reproducible, and therefore not private."""
 
-    label: NoiseLabel = "seeded: not private"
+    label = SEEDED
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)

@@ -803,7 +803,6 @@ def least_adaptive_limit(rdp_A: FloatArray, *, delta: float) -> float:
     return epsilon
 
 
-EventsOfNoise = Callable[[float], Sequence[Event]]
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 2.0**14
 # A step towards less noise aims a factor short of the target, because pricing far too little noise is slow.
 _LARGEST_STRIDE, _CAREFUL = 64.0, 4.0
@@ -811,7 +810,7 @@ _TOLERANCE = 1e-3
 
 
 def least_noise(
-    events_of: EventsOfNoise,
+    events_of: Callable[[float], Sequence[Event]],
     *,
     target_epsilon: float,
     target_delta: float,
