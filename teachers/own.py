@@ -43,8 +43,6 @@ from teachers.ensemble import ArrayShard, ArrayWeights, Block, BlockPool
 from teachers.teacher import TRAINING
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fairpate.data.dataset import Split
 
 Factory = Callable[..., Any]
@@ -126,7 +124,7 @@ class _Lesson:
 def ask_own_teachers(
     factory: Factory,
     private: Split,
-    queries_x: Tensor,
+    queries_x: torch.Tensor,
     *,
     num_teachers: int,
     num_classes: int,
@@ -278,7 +276,7 @@ def _own_randomness(seed: int) -> Iterator[int]:
         np.random.set_state(numpys)  # noqa: NPY002 - the same
 
 
-def _table(x: Tensor) -> npt.NDArray[np.float32]:
+def _table(x: torch.Tensor) -> npt.NDArray[np.float32]:
     """Return records' features ``x`` as a table (N, F); a picture becomes a row of values from 0 to 1."""
     return scale_bytes(x).flatten(start_dim=1).float().numpy()
 

@@ -51,8 +51,6 @@ from fairpate.terminal import Reporter
 from fairpate.types import Advance, IntArray, QueryOutcomes, Relation, Unit, VoteBatch, stream_seed
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from fairpate.nn.private_fit import PrivateRandomness
     from fairpate.privacy.audit_bounds import Shadows
     from fairpate.report.population import PrivatePopulation
@@ -211,7 +209,7 @@ class Trained:
     learned from.
     """
 
-    model: nn.Module
+    model: torch.nn.Module
     events: tuple[Event, ...]
     noise: str
     mixing_GCC: npt.NDArray[np.float64] | None = None
@@ -317,7 +315,7 @@ class Training:
     """
 
     dataset: Dataset
-    model: nn.Module
+    model: torch.nn.Module
     run: RunDirectory
     reporter: Reporter
     seed: int
@@ -422,7 +420,7 @@ class Audited:
     events: tuple[Event, ...]
     loaded: Dataset | None
     is_control: bool
-    initial_model: Callable[[Method, Dataset], nn.Module]
+    initial_model: Callable[[Method, Dataset], torch.nn.Module]
 
 
 class Method(Section):

@@ -20,8 +20,6 @@ from fairpate.methods.base import Method, Stream, Training, determining_values, 
 from fairpate.types import GateRule, LabelledSet, UserError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from fairpate.nn import models
     from student import student as students
 else:  # both import torch, which readers of votes and configurations do not need
@@ -36,7 +34,7 @@ class NoLabelsError(UserError, ValueError):
     """Raised if every label was refused, so that a student has nothing to learn from; what was released is charged."""
 
 
-def fit_student(method: Method, training: Training, labelled: LabelledSet, **options: Any) -> nn.Module:
+def fit_student(method: Method, training: Training, labelled: LabelledSet, **options: Any) -> torch.nn.Module:
     """Train the student of ``method`` on released labels and return it. Further keyword arguments, ``options``, are
     passed to :func:`student.student.train_student`. NoLabelsError if there are no labels."""
     require_labels(method, labelled)

@@ -48,8 +48,6 @@ from fairpate.releases.directory import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet, stream_seed
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from teachers import ensemble, neighbours, ray_pool
 else:
     # Both import torch, and a configuration is read without it.
@@ -73,7 +71,7 @@ class WholeCoordinates:
     steps: float
 
     @classmethod
-    def of(cls, pool: Tensor, space: SpaceConfig, *, seed: int) -> WholeCoordinates:
+    def of(cls, pool: torch.Tensor, space: SpaceConfig, *, seed: int) -> WholeCoordinates:
         """Fit the embedding to the public ``pool`` (M, ...). ``seed`` determines the start of the iterative solver for
         eigenvectors, if ``space`` is a neighbourhood graph.
         """
@@ -85,7 +83,7 @@ class WholeCoordinates:
         # A pool of equal records has no extent.
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
-    def __call__(self, x: Tensor) -> neighbours.Coordinates:
+    def __call__(self, x: torch.Tensor) -> neighbours.Coordinates:
         """Return the coordinates of records (N, ...) as whole numbers of steps, one row per record."""
         parts = [self.embed(part).double().numpy() for part in torch.split(x, _AT_ONCE)]
         # A private record may lie far outside the pool, where sums of squares would no longer be exact.
@@ -308,7 +306,7 @@ class PrivateKnn(VotingMethod):
                     places = self._places(dataset.public)
                     return places, opened.enter_context(closing(self._neighbourhood(dataset, places)))
 
-            def ask(x: Tensor, names: Sequence[str]) -> IntArray:
+            def ask(x: torch.Tensor, names: Sequence[str]) -> IntArray:
                 places, neighbourhood = found()
                 return neighbours.label_counts(neighbourhood.nearest(places(x), names), dataset.num_classes)
 
@@ -370,9 +368,9 @@ class SampledVotes:
 
     record_ids: Sequence[str]
     groups_Q: IntArray
-    x: Tensor
+    x: torch.Tensor
     ensemble: str
-    ask: Callable[[Tensor, Sequence[str]], IntArray]
+    ask: Callable[[torch.Tensor, Sequence[str]], IntArray]
 
     def counts(self, rows: Sequence[int]) -> IntArray:
         """Return the vote counts (Q, C) on the queries in ``rows``, each from a fresh sample."""

@@ -37,8 +37,6 @@ from fairpate.terminal import Reporter
 from fairpate.types import IntArray, LabelledSet, VoteBatch, stream_seed
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from teachers.ensemble import BlockPool
 
 
@@ -145,8 +143,8 @@ class SfPate(PateFamily):
         return replace(labels, model=model)
 
     def _fair(
-        self, model: nn.Module, records: Split, dataset: Dataset, generator: torch.Generator, **options: Any
-    ) -> nn.Module:
+        self, model: torch.nn.Module, records: Split, dataset: Dataset, generator: torch.Generator, **options: Any
+    ) -> torch.nn.Module:
         """Return ``model``, trained on ``records`` by F-LD (fairness by Lagrange multipliers,
         :mod:`fairpate.methods.f_ld`)."""
         parity, groups = parity_of(self.learner, dataset), records.z
@@ -154,7 +152,7 @@ class SfPate(PateFamily):
         options |= {"parity": parity, "generator": generator, "allow_empty_cells": True}
         return train_f_ld(model, records.x, records.y, groups, self.learner, **options)
 
-    def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
+    def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> torch.Tensor:
         """Train one teacher by F-LD, with a fairness constraint, on ``shard``, and return its label for each query,
         (Q,)."""
         from fairpate.nn.fit import predict_logits  # a configuration is read without torch

@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -59,9 +59,6 @@ from fairpate.releases.run_ledger import LedgerMeter, keys_of, open_ledger
 from fairpate.report import records
 from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
 from teachers.work import PoolError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
@@ -316,7 +313,7 @@ def _no_room(budget: types.QueryBudget, consequence: str) -> ConfigError:
     )
 
 
-def _priced(result: SessionResult, spending: Spending, plan: QueryPlan, model: nn.Module) -> ReleasedLabels:
+def _priced(result: SessionResult, spending: Spending, plan: QueryPlan, model: torch.nn.Module) -> ReleasedLabels:
     """Return the released labels with their events, which charge every attempt of a query in full.
 
     ``epsilon_bound`` is the ledger's budget if a service submitted queries too.
