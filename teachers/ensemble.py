@@ -250,7 +250,7 @@ def stored_blocks(
     """
     storage = checkpoint_dir if isinstance(checkpoint_dir, Storage) else None
     folder = checkpoint_dir.uri if isinstance(checkpoint_dir, Storage) else checkpoint_dir.absolute()
-    blocks, sizes = [], []
+    blocks = []
     for start in range(0, num_teachers, size):
         indices = tuple(range(start, min(start + size, num_teachers)))
         # A teacher's number too: it seeds the teacher's weights and batches.
@@ -267,26 +267,25 @@ def stored_blocks(
             sealed = hashlib.blake2b(content.encode(), key=storage.identity.encode(), digest_size=16).hexdigest()
             name = f"{content.rpartition('-')[0]}-{sealed}.safetensors"
         blocks.append(Block(teacher_indices=indices, content=content, checkpoint=join(folder, name)))
-        sizes.append(len(indices))
     # Workers read and write a shared storage, so they test it; a local folder is known to this process alone.
     readers = BlockPool() if storage is None else workers
     found = dict(readers.run(is_stored, storage, (block.checkpoint for block in blocks)))
-    missing = [position for position in range(len(blocks)) if not found[position]]
+    missing = [block for position, block in enumerate(blocks) if not found[position]]
     report, values = on_progress or (lambda *_: None), []
-    if done := sum(count for position, count in enumerate(sizes) if found[position]):
+    if done := num_teachers - sum(len(block.teacher_indices) for block in missing):
         report(done, num_teachers)
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = (
-        (blocks[place], [(np.asarray(x), np.asarray(y)) for x, y in shards_of(blocks[place].teacher_indices)])
-        for place in missing
+        (block, [(np.asarray(x), np.asarray(y)) for x, y in shards_of(block.teacher_indices)]) for block in missing
     )
     for number, (arrays, value) in workers.run(function, shared, items):
+        block = missing[number]
         if arrays is not None:
-            save_block(blocks[missing[number]].checkpoint, arrays)
+            save_block(block.checkpoint, arrays)
         values.append(value)
         count("blocks_trained")
-        count("teachers_trained", sizes[missing[number]])
-        done += sizes[missing[number]]
+        count("teachers_trained", len(block.teacher_indices))
+        done += len(block.teacher_indices)
         report(done, num_teachers)
     contents = "\n".join(block.content for block in blocks)
     return tuple(blocks), hashlib.blake2b(contents.encode(), digest_size=8).hexdigest(), values
