@@ -418,8 +418,7 @@ def train_ensemble(
         raise ValueError(f"Expected labels in 0..{num_classes - 1}, got {int(y.min())}..{int(y.max())}.")
     workers, ridge = pool or BlockPool(), None
     if config.ridge is not None:
-        if public_x is None:
-            raise ValueError("Expected public_x with config.ridge, got None; give the public records.")
+        assert public_x is not None
         features = FeatureMap.of(public_x, config.ridge.num_features)
         ridge = Ridge(features=features, penalty=config.ridge.penalty)
     spec = TeacherSpec(

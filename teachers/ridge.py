@@ -50,13 +50,8 @@ class FeatureMap:
     def of(cls, public_x: Tensor, num_features: int | None = None) -> FeatureMap:
         """Fit the map to public vectors (M, F), with the ``num_features`` widest columns; None: all of them.
 
-        ValueError for records that are not vectors, and for records that are all equal.
+        ValueError for records that are all equal.
         """
-        if public_x.ndim != 2:
-            raise ValueError(
-                f"teachers.model: ridge learns from vectors, got records of shape {tuple(public_x.shape[1:])}; set "
-                "data.embedding, or choose a network."
-            )
         x = public_x.double()
         spread_F = x.std(dim=0, correction=0) if len(x) else x.new_zeros(x.shape[1])
         # Stable: equally wide columns keep their order on every machine.

@@ -398,14 +398,10 @@ def train_teachers(
     """Train one teacher per shard; return their weights on the CPU, stacked along a first axis of T teachers.
 
     ``teacher_indices`` (default 0..T-1) are the teachers' numbers in the whole ensemble. A teacher whose weights do not
-    stay finite gets its initial weights, and ``on_diverged`` is called with its number. ValueError for a shard with
-    more than the specification's ``max_shard_size`` records.
+    stay finite gets its initial weights, and ``on_diverged`` is called with its number. No shard has more records than
+    the specification's ``max_shard_size``.
     """
     indices = range(len(shards)) if teacher_indices is None else teacher_indices
-    if spec.max_shard_size is not None and any(len(shard.y) > spec.max_shard_size for shard in shards):
-        raise ValueError(
-            f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim the shards first."
-        )
     if spec.ridge is not None:
         own = [(spec.ridge.features(shard.x.to(device)), shard.y.to(device)) for shard in shards]
         return solve_teachers(own, indices, num_classes=spec.num_classes, penalty=spec.ridge.penalty)

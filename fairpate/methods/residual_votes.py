@@ -64,7 +64,6 @@ from fairpate.config import ConfigError, Count, NetworkConfig, Positive, Positiv
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, row_blocks
 from fairpate.data.large_arrays import Gathered
-from fairpate.lazy import Later
 from fairpate.methods import record_votes
 from fairpate.methods.base import Audited, ExpectedVotes, NoisySum, Trained, Training, noise_within
 from fairpate.methods.learning import unread_beside_rule
@@ -79,10 +78,7 @@ from fairpate.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from teachers import ray_pool
     from teachers.ensemble import BlockPool
-else:
-    ray_pool = Later("teachers.ray_pool")  # imports torch, and a configuration is read without it
 
 Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
@@ -368,9 +364,11 @@ class ResidualVotes(RulesOfRecords):
     def measure(self, training: Training) -> ReleasedArrays:
         """Release sums, then second moments if they come from private records, and residuals; each release depends on
         earlier ones."""
+        from teachers.ray_pool import open_pool  # torch, which reading a configuration does not need
+
         dataset, settings = training.dataset, self.residual_votes
         noise, source = self.multiplier(), self.source
-        with training.reporter.stage("votes"), ray_pool.open_pool(self.ray) as pool:
+        with training.reporter.stage("votes"), open_pool(self.ray) as pool:
             ballot = WeightedBallot.of(dataset, settings.embedding)
             records = RecordSums.of(ballot, dataset.private, pool)
 
@@ -545,9 +543,11 @@ class AdaSsp(RulesOfRecords):
     def measure(self, training: Training) -> ReleasedArrays:
         """Release noisy sums of votes by class, noisy second moments of the votes, and a noisy least eigenvalue of
         these moments."""
+        from teachers.ray_pool import open_pool  # torch, which reading a configuration does not need
+
         dataset, source = training.dataset, self.source
         sums, moments, eigenvalue = events = self.events()
-        with training.reporter.stage("votes"), ray_pool.open_pool(self.ray) as pool:
+        with training.reporter.stage("votes"), open_pool(self.ray) as pool:
             ballot = WeightedBallot.of(dataset, self.ada_ssp.embedding)
             records = RecordSums.of(ballot, dataset.private, pool)
             exact_CW = records.total(partial(indicators, num_classes=dataset.num_classes), norm=UNITS)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairpate.config import FitConfig, ModelConfig, RidgeConfig, TeachersTraining
-from fairpate.data import Split
+from fairpate.config import ConfigError, FitConfig, ModelConfig, RidgeConfig, TeachersTraining
+from fairpate.data import Dataset, Split
+from fairpate.methods.base import configured
 from teachers.ensemble import collect_votes, predict_votes, train_ensemble
 from teachers.ridge import FeatureMap, solve_teachers
 from teachers.teacher import Ridge, Shard, TeacherSpec, train_teachers
@@ -92,10 +93,11 @@ def test_features_are_a_function_of_the_record_and_no_longer_than_twice_a_typica
     assert (typical[:, 0].std() / typical[:, 3].std()).item() == pytest.approx((4 / 0.3) ** 0.15, rel=0.1)
 
 
-@pytest.mark.parametrize(("x", "said"), [(torch.zeros(9, 1, 8, 8), "set data.embedding"), (torch.ones(9, 3), "differ")])
-def test_pictures_and_a_pool_of_equal_records_are_refused(x: torch.Tensor, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        FeatureMap.of(x)
+def test_pictures_and_a_pool_of_equal_records_are_refused(digits: Dataset) -> None:
+    with pytest.raises(ConfigError, match=r"set data\.embedding"):
+        configured({"teachers": {"model": "ridge", "num_teachers": 5}}, method="fairpate").check_teachers(digits)
+    with pytest.raises(ValueError, match="differ"):
+        FeatureMap.of(torch.ones(9, 3))
 
 
 def test_brute_force_one_record_moves_one_vote_of_a_query(tmp_path) -> None:
