@@ -137,9 +137,9 @@ def _shadows(plan: SitePlan, part: str, events: tuple[Event, ...], epsilon: floa
     keys = [SiteKey(secrets.token_bytes(32)) for _ in names]
     sums = _sums(plan, part, keys, gaussian_mu(epsilon, delta))
     alone = names if len(names) <= _ALONE else names[: _ALONE - 1]
-    places = [[place] for place in range(len(alone))]
+    places = {f"site {name}": [place] for place, name in enumerate(alone)}
     if len(alone) < len(names):
-        places.append(list(range(len(alone), len(names))))
+        places[f"the other {len(names) - len(alone)} sites"] = list(range(len(alone), len(names)))
     num_canaries, turns = min(MOST_EACH, max(each.draw.size for each in sums)), count()
 
     def play(included_M: Coins) -> Seen:
@@ -163,7 +163,7 @@ def _shadows(plan: SitePlan, part: str, events: tuple[Event, ...], epsilon: floa
             # The attacker subtracts what those who collude sent, and reads each number for its own canary.
             exact_D, shown_D = exact_KD[honest].sum(axis=0), total_D - noisy_KD[colluding].sum(axis=0)
             of_sum.append(_Shown(exact_D[None], shown_D[None], added_M, shown_D[at_M], each.of_all))
-            for group, where in zip(of_groups, places, strict=True):
+            for group, where in zip(of_groups, places.values(), strict=True):
                 rows, is_own_M = [place for place in where if here[place]], np.isin(site_M, where)
                 found_M = noisy_KD[site_M, at_M]
                 group.append(_Shown(exact_KD[rows], noisy_KD[rows], added_M * is_own_M, found_M, each.of_site))
@@ -173,9 +173,6 @@ def _shadows(plan: SitePlan, part: str, events: tuple[Event, ...], epsilon: floa
         mu = _shift(sums, stddev) / share
         return IdealAttack(epsilon=gaussian_epsilon(mu, delta), mu=mu)
 
-    of_sites = [f"site {name}" for name in alone]
-    if len(places) > len(alone):
-        of_sites.append(f"the other {len(names) - len(alone)} sites")
     reach_K, of_total = _reaches(sums, keys) if share == 1 else (np.ones(len(names)), 1.0)
     return Shadows(
         attack="likelihood ratio of what the coordinator learns of one site if all others collude with it, and of the "
@@ -186,7 +183,7 @@ def _shadows(plan: SitePlan, part: str, events: tuple[Event, ...], epsilon: floa
             Claimed(name="sum of the honest sites", claim=claim("of_all"), reach=of_total),
             *(
                 Claimed(name=name, claim=claim("of_site"), is_joint=False, reach=float(reach_K[where].max()))
-                for name, where in zip(of_sites, places, strict=True)
+                for name, where in places.items()
             ),
         ),
         play=play,
