@@ -91,11 +91,8 @@ def kept_vectors(encoder: encoders.Encoder, pictures: Tensor) -> Pixels:
     for part in torch.split(pictures, _PICTURES_HASHED_AT_ONCE):
         digest.update(part.contiguous().numpy().data)
     path, shape = cache_dir() / f"vectors-{digest.hexdigest()[:32]}.floats", (len(pictures), encoder.size)
-    kept = None
-    if len(pictures):
-        blocks = lambda: (block.numpy() for block in encoder.blocks(pictures))  # noqa: E731
-        kept = kept_pixels(path, shape, blocks, kind=np.dtype(np.float32))
-    return Pixels(x=encoder(pictures)) if kept is None else Pixels(x=kept, file=path)
+    blocks = lambda: (block.numpy() for block in encoder.blocks(pictures))  # noqa: E731
+    return kept_pixels(path, shape, blocks, kind=np.dtype(np.float32))
 
 
 def feature_names() -> tuple[str, ...]:

@@ -61,8 +61,7 @@ class Pixels:
         key = hashlib.sha256(self.file.name.encode() + index.numpy().tobytes()).hexdigest()[:32]
         path, shape = self.file.with_name(f"rows-{key}.pixels"), (len(index), *self.x.shape[1:])
         blocks, kind = (lambda: (self.x[rows].numpy() for rows in index.split(_ROWS_AT_ONCE))), self.x[:0].numpy().dtype
-        kept = kept_pixels(path, shape, blocks, kind=kind)
-        return self.x[index] if kept is None else kept
+        return kept_pixels(path, shape, blocks, kind=kind).x
 
 
 _BYTES = np.dtype(np.uint8)
@@ -74,13 +73,16 @@ def kept_pixels(
     blocks: Callable[[], Iterable[npt.NDArray[Any]]],
     *,
     kind: np.dtype[Any] = _BYTES,
-) -> Tensor | None:
+) -> Pixels:
     """Return a view of the pixels in the cached file ``path``, which is written from ``blocks`` if missing or damaged.
 
     ``kind``: the type of the numbers in ``blocks``: bytes for pixels. The file consists of the numbers and the sha256
     of their shape and bytes, which is checked whenever the file is opened. It is written block by block, and is
-    complete or missing afterwards. If it cannot be written, return None and log the reason.
+    complete or missing afterwards. If it cannot be written, log the reason and return the pixels in memory, as those of
+    no picture at all.
     """
+    if not shape[0]:
+        return Pixels(x=torch.from_numpy(np.zeros(shape, dtype=kind)))
 
     def write(temporary: Path) -> None:
         digest = hashlib.sha256(repr(shape).encode())
@@ -95,17 +97,18 @@ def kept_pixels(
 
     if path.is_file():
         try:
-            return map_pixels(path, shape, kind=kind)
+            return Pixels(x=map_pixels(path, shape, kind=kind), file=path)
         except (OSError, ValueError) as error:
             LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, write, private=True)
         # Mapped from the written file, so that the checksum of the pixels in use was verified.
-        return map_pixels(path, shape, kind=kind)
+        return Pixels(x=map_pixels(path, shape, kind=kind), file=path)
     except OSError as error:
         LOGGER.warning("%s: pictures are not cached (%s); name a folder with room in FAIRPATE_CACHE", path, error)
-        return None
+        flat = np.concatenate([block.ravel() for block in blocks()])
+        return Pixels(x=torch.from_numpy(flat.reshape(shape)))
 
 
 def map_pixels(path: Path, shape: tuple[int, ...], *, kind: np.dtype[Any] = _BYTES) -> Tensor:

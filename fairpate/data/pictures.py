@@ -113,10 +113,7 @@ def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = 
                     f"{where}: not a readable picture ({error}); restore the file, or leave it out."
                 ) from error
 
-    kept = kept_pixels(path, shape, decoded) if names else None
-    if kept is not None:
-        return Pixels(x=kept, file=path)
-    return Pixels(x=torch.from_numpy(np.array([*decoded()], dtype=np.uint8).reshape(shape)))
+    return kept_pixels(path, shape, decoded)
 
 
 def pixels_of(content: bytes, *, size: int, mode: Mode = "RGB", most_pixels: int | None = None) -> PixelArray:
