@@ -23,9 +23,10 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -36,7 +37,7 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from fairpate.config import HashedSplit, Section, nearest, short_for
-from fairpate.data.columns import FeatureCode
+from fairpate.data.columns import FeatureCode, Mask
 from fairpate.data.large_arrays import Gathered, Names, Pixels, as_slice
 from fairpate.encoders import PublicEncoder
 from fairpate.lazy import torch
@@ -329,6 +330,15 @@ class LoadedRecords(Described):
     encoder: PublicEncoder | None = None
     naming: str = ""
     keeps_names: bool = False
+
+    def is_from(self, origins: Collection[Origin]) -> Mask:
+        """Return for each record whether its origin is one of ``origins``."""
+        return np.isin(self._origin_N, [ORIGINS.index(origin) for origin in origins])
+
+    @cached_property
+    def _origin_N(self) -> npt.NDArray[np.int8]:
+        found = self.origins or itertools.repeat(ORIGINS[0])
+        return np.fromiter(map(ORIGINS.index, found), np.int8, len(self.records))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -752,35 +762,30 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
     removing one moves no other record; and since the name of a unit does not depend on the group, changing a group
     moves none.
     """
-    ids = records.records.record_id
-    place_of = {origin: place for place, origin in enumerate(ORIGINS)}
-    found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
-    origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
-    rank_N = np.zeros(len(ids), dtype=np.int64)
+    rank_N = np.zeros(len(records.records), dtype=np.int64)
     # Hashing every name is slow, and only a split that is drawn needs the ranking.
     if any(sizes.values()):
         hashes_N = keyed_hash(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
         # Records of one unit, and units of equal hashes, share a rank.
         rank_N = np.unique(hashes_N, return_inverse=True)[1]
-    free = np.ones(len(ids), dtype=bool)
+    free = np.ones(len(rank_N), dtype=bool)
     indices = {}
     for name, wanted in sizes.items():
-        alone = [place_of[origin] for origin in SET_ASIDE[name]]
-        own = name != "test" and bool(np.isin(origins, alone).any())  # files of its own: nothing else is taken
-        permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]
-        chosen = free & np.isin(origins, permitted)
+        alone = records.is_from(SET_ASIDE[name])
+        own = name != "test" and alone.any()  # files of its own: nothing else is taken
+        chosen = free & (alone if own or wanted is None else records.is_from(PERMITTED[name]))
         if wanted is not None and wanted > (available := int(chosen.sum())):
             raise DataSettingsError(
                 f"data.num_{name}: expected at most {available}, the number of records left, got {wanted}; lower it."
             )
         if wanted == 0:
-            chosen = np.zeros(len(ids), dtype=bool)
+            chosen = np.zeros(len(rank_N), dtype=bool)
         elif wanted is not None:
             # Every record up to that rank: no unit is separated.
             chosen &= rank_N <= np.sort(rank_N[chosen])[wanted - 1]
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
-    indices["private"] = np.flatnonzero(free & np.isin(origins, [place_of[origin] for origin in PERMITTED["private"]]))
+    indices["private"] = np.flatnonzero(free & records.is_from(PERMITTED["private"]))
     return _taken(records, indices)
 
 
@@ -797,8 +802,7 @@ def divide_by_hash(
     :class:`DataSettingsError` if public records have no files of their own. The hash would have to choose them among
     all records, and a private record that is added could then become public.
     """
-    origins = np.array(records.origins or ["any"] * len(records.records))
-    set_aside = {name: np.isin(origins, list(SET_ASIDE[name])) for name in ("public", "validation", "test")}
+    set_aside = {name: records.is_from(origins) for name, origins in SET_ASIDE.items()}
     if num_public != 0 and not set_aside["public"].any():
         raise DataSettingsError(
             "data.split: hashed needs public records in files of their own, because a private record that is added "

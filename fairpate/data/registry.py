@@ -322,7 +322,7 @@ def dataset_of(
         # separately.
         rule = (records.naming, config.seed, shares.test_share, shares.validation_share, sorted(options.items()))
         parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
-        if np.isin(records.origins or [], list(datasets.SET_ASIDE["test"] | datasets.SET_ASIDE["validation"])).any():
+        if records.is_from(datasets.SET_ASIDE["test"] | datasets.SET_ASIDE["validation"]).any():
             parts = datasets.OWN_FILES + parts
     else:
         splits = datasets.divide(records, sizes, seed=config.seed)
