@@ -501,18 +501,13 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> float:
         """Return the accuracy on records that the model does not refuse to answer; NaN if it refuses all of them. With
         a declaration, ``X`` may contain the labels, and ``y`` is then None."""
-        y = values_of(self._labels(X, y), "y", missing=NO_LABEL).ravel()
+        given = self._labels(X, y)
         labels = self.predict(X, sensitive_features=sensitive_features)
+        y = values_of(given, "y", missing=NO_LABEL, count=len(labels)).ravel()
         weights = np.ones(len(labels))
         if sample_weight is not None:
             missing = "some records have no weight (NaN, None or masked); give each a number."
-            weights = values_of(sample_weight, "sample_weight", missing=missing).ravel()
-        for name, values in (("y", y), ("sample_weight", weights)):
-            if len(values) != len(labels):
-                raise ValueError(
-                    f"{name}: expected one value per record, got {len(values)} values for {len(labels)} records; give "
-                    "one for each."
-                )
+            weights = values_of(sample_weight, "sample_weight", missing=missing, count=len(labels)).ravel()
         answered = ~np.ma.getmaskarray(labels)
         if not answered.any():
             return float("nan")

@@ -267,12 +267,7 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
             f"{name}: expected one group for each record, got a single text; give the groups, or name their column of "
             "X in the parameter sensitive_feature."
         )
-    groups = values_of(given, name, missing=NO_GROUP).ravel()
-    if len(groups) != count:
-        raise ValueError(
-            f"{name}: expected one value per record, got {len(groups)} values for {count} records; give one for each."
-        )
-    return groups
+    return values_of(given, name, missing=NO_GROUP, count=count).ravel()
 
 
 def drawn_records(estimator: Any, count: int, groups: Any, generator: np.random.Generator) -> GivenRecords:

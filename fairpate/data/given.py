@@ -172,12 +172,13 @@ def _column(values: Any) -> pa.Array:
     return pa.array([None if each is None else PublishedValues.text(each) for each in cells], pa.string())
 
 
-def values_of(given: Any, name: str, *, missing: str, may_mix: bool = False) -> Values:
+def values_of(given: Any, name: str, *, missing: str, count: int | None = None, may_mix: bool = False) -> Values:
     """Return the values that a caller passed for the argument ``name`` as an array with one for each record: (N,), or
     (N, 1) if that is given.
 
     ValueError that begins with ``name`` for missing values (``missing`` says with their number what is missing, and the
-    remedy), for values of several kinds unless ``may_mix``, and for anything that is not a list, an array or a series.
+    remedy), for another number of values than ``count``, for values of several kinds unless ``may_mix``, and for
+    anything that is not a list, an array or a series.
     Intervals, periods and other objects of pandas become their text.
     """
 
@@ -193,6 +194,10 @@ def values_of(given: Any, name: str, *, missing: str, may_mix: bool = False) -> 
     array = np.ma.getdata(given) if isinstance(given, np.ndarray) else _as_objects(given)
     if array.ndim != 1 and array.shape[1:] != (1,):
         raise refused(f"an array of shape {array.shape}", "give one column")
+    if count not in (None, len(array)):
+        raise ValueError(
+            f"{name}: expected one value per record, got {len(array)} values for {count} records; give one for each."
+        )
     is_missing_N = np.ma.getmaskarray(given).ravel() if isinstance(given, np.ma.MaskedArray) else np.zeros(1, np.bool_)
     flat: list[Any] = array.ravel().tolist() if array.dtype.kind in "OT" else []
     if array.dtype.kind in "fcmM":
