@@ -389,15 +389,13 @@ class PublishedValues:
         for text in self.codes:
             if (number := self.number(text)) is not None:
                 spellings.setdefault(number, []).append(text)
-        # Of one text, or of several that mean the same, any will do.
-        chosen = {
-            number: self.text(number) if self.text(number) in own else own[0] for number, own in spellings.items()
-        }
-        return {
-            number: text
-            for number, text in chosen.items()
-            if text == self.text(number) or len({self.codes[each] for each in spellings[number]}) == 1
-        }
+        chosen = {}
+        for number, own in spellings.items():
+            if (text := self.text(number)) in own:
+                chosen[number] = text
+            elif len({self.codes[each] for each in own}) == 1:  # of several that mean the same, any will do
+                chosen[number] = own[0]
+        return chosen
 
     @staticmethod
     def number(text: str) -> float | None:

@@ -115,12 +115,12 @@ class Graph:
     compared with slightly rotated, slanted, stretched and shifted copies of the public pictures.
     """
 
-    components: Embed
+    components: Components
     nearness: Nearness
     coordinates_ME: Floats
 
     @classmethod
-    def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
+    def of(cls, pool: Tensor, components: Components, *, seed: int = 0) -> Graph:
         """Build the neighbourhood graph of the public ``pool`` (M, ...) and compute its eigenvectors. ``seed``
         determines the start of the iterative solver, so that the result is reproducible.
         """
@@ -174,7 +174,6 @@ class Graph:
         """Return the coordinates (N, E) of a few records ``x``, computed by tensor operations without a loop, so that
         the computation can be exported (to ONNX).
         """
-        assert isinstance(self.components, Components)
         scaled_ND = self.components(x, at_once=True).double() * self.nearness.scale
         lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
         whole_ND = (scaled_ND * (_LARGEST_NORM / lengths_N1.clamp(min=1e-30)).clamp(max=1.0)).round().float()
@@ -379,7 +378,6 @@ def embedding_bytes(embedding: Embedding) -> bytes:
     values: dict[str, Any] = {"format": FORMAT, "config": config, "record_shape": shape, "radius": embedding.radius}
     if embedding.graph is not None:
         edges, nearness = embedding.graph.components, embedding.graph.nearness
-        assert isinstance(edges, Components)
         tensors |= {f"edges.{name}": getattr(edges, name) for name in _COMPONENTS}
         # Whole numbers of at most 2^11, which 16 bits hold exactly.
         tensors["graph.others_VKD"] = torch.from_numpy(nearness.others_VKD).short()

@@ -36,10 +36,6 @@ def as_table(frame: Any, name: str, *, wanted: Collection[str] | None = None) ->
     of NaN) becomes null. Intervals, periods and columns of both text and numbers become the text that a delimited
     file would have. :class:`DataSettingsError` for anything that is not a table, names the column.
     """
-    if isinstance(frame, pa.RecordBatch):
-        frame = pa.Table.from_batches([frame])
-    elif isinstance(frame, pa.RecordBatchReader):
-        frame = frame.read_all()
     is_mapping = isinstance(frame, Mapping)
     if is_mapping or (hasattr(frame, "iloc") and hasattr(frame, "columns")):
         # By position: a frame may have two columns of one name.

@@ -438,11 +438,8 @@ def text_vectors(texts: Sequence[str], size: int, ngrams: str) -> Floats:
         return vectors_by_code(ngrams, texts, size=size, field="ngrams", expected=expected, remedy="correct either")
     from sklearn.feature_extraction.text import HashingVectorizer  # costs a second, and only text needs it
 
-    kinds: dict[str, Any] = {
-        "words": {"analyzer": "word", "ngram_range": (1, 2)},
-        "characters": {"analyzer": "char_wb", "ngram_range": (3, 5)},
-    }
-    hashed = HashingVectorizer(n_features=size, dtype=np.float32, **kinds[ngrams])
+    analyzer, lengths = ("word", (1, 2)) if ngrams == "words" else ("char_wb", (3, 5))
+    hashed = HashingVectorizer(n_features=size, dtype=np.float32, analyzer=analyzer, ngram_range=lengths)
     made: Floats = hashed.transform(texts).toarray()
     return made
 
