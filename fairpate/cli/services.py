@@ -59,7 +59,7 @@ def fetch_data(
     name: commands.DatasetName, data_dir: commands.DataDir = None, options: commands.OptionValues = None
 ) -> Output:
     """Download a data set from its publisher and verify its checksum."""
-    from fairpate.data import fetch
+    from fairpate.data.registry import fetch
 
     target = data_dir or os.environ.get("FAIRPATE_DATA")
     if not target:

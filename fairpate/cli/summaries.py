@@ -26,8 +26,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.config import ConfigError, Section, read_yaml
-from fairpate.data import REGISTRY, DatasetDescription
 from fairpate.data.draft import Check
+from fairpate.data.registry import REGISTRY, DatasetDescription
 from fairpate.files import PlaceError, check_output
 from fairpate.methods.base import find_method, looks_of, method_names
 from fairpate.methods.defaults import COUNTS, FITTED

@@ -22,9 +22,9 @@ from sklearn.utils.validation import _num_samples, validate_data
 from torch import Tensor
 
 from fairpate.config import ConfigError, Section, nearest, parse_config
-from fairpate.data import SPLIT_NAMES, Dataset, Split, table_files, tables
+from fairpate.data import table_files, tables
 from fairpate.data.columns import is_missing
-from fairpate.data.dataset import SEPARATORS, Part, alike, counted
+from fairpate.data.dataset import SEPARATORS, SPLIT_NAMES, Dataset, Part, Split, alike, counted
 from fairpate.data.declaration import as_declared, read_declaration
 from fairpate.data.given import as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names

@@ -12,12 +12,12 @@ research only: never redistribute or display a face.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import re
 import struct
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -311,8 +311,7 @@ def _joined_mnist(request: Request) -> tuple[PixelArray, IntArray]:
 
 def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> PixelArray:
     """Read the bytes of an idx file with ``dimensions`` dimensions: 3 for images, 1 for labels."""
-    # The pinned bytes are gzipped; 16 means that they begin with a gzip header.
-    content = zlib.decompress(dataset.read_any(file, data_dir)[1], wbits=zlib.MAX_WBITS | 16)
+    content = gzip.decompress(dataset.read_any(file, data_dir)[1])
     (found,), magic = struct.unpack_from(">I", content), IDX_BYTES + dimensions
     if found != magic:
         raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}; restore the file.")

@@ -38,7 +38,8 @@ from pydantic import BaseModel, Field, model_validator
 from aggregator.mechanism import lead_needed
 from fairpate import config as configuration
 from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply_override, parse_config, without
-from fairpate.data import Dataset, Split, entry_for, option_showing_attribute
+from fairpate.data import Dataset, Split, entry_for
+from fairpate.data.registry import option_showing_attribute
 from fairpate.files import Storage
 from fairpate.lazy import torch
 from fairpate.pages import percent

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from aggregator.mechanism import lead_needed
 from fairpate import config as configuration
 from fairpate.config import ConfigError, DataConfig, Section, apply_override, parse_config
-from fairpate.data import entry_for, pool_size
+from fairpate.data.registry import entry_for, pool_size
 from fairpate.methods.base import Method, Values, configured, find_method, read_and_unread
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import VoteTables

@@ -50,14 +50,14 @@ from fairpate.config import (
     read_yaml,
     values_digest,
 )
-from fairpate.data import REGISTRY, DataError, entry_for, request_of
+from fairpate.data.registry import REGISTRY, entry_for, request_of
 from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, make_folder, private_folder, write_atomically
 from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, determining_values, find_method, read_and_unread, refused
 from fairpate.releases.directory import RunDirectory, RunDirectoryError
 from fairpate.report.frontier import FAILED, Row
-from fairpate.types import RunRecord, UserError, restored, strict
+from fairpate.types import DataError, RunRecord, UserError, restored, strict
 
 Values = dict[str, Any]
 Schemas = dict[str, type[Method]]

@@ -14,8 +14,8 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, SourceFile, load_data
-from fairpate.data.dataset import keyed_uniform
+from fairpate.data import DataError, Dataset, load_data
+from fairpate.data.dataset import SourceFile, keyed_uniform
 from fairpate.data.pictures import read_idx
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fairpate.data import REGISTRY, DataError, SourceFile, entry_for, fetch
+from fairpate.data import REGISTRY, DataError, entry_for
+from fairpate.data.dataset import SourceFile
+from fairpate.data.registry import fetch
 from fairpate.terminal import Reporter
 
 CONTENT = b"age,sex\n" + b"1,2\n" * 100_000

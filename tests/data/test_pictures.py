@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairpate.data import DataError, SourceFile
+from fairpate.data import DataError
 from fairpate.data import pictures as images
+from fairpate.data.dataset import SourceFile
 from fairpate.data.pictures import Pictures, open_pictures
 from fairpate.files import cache_dir
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from fairpate.data import REGISTRY, DatasetEntry
-from fairpate.data.dataset import LoadedRecords, Request, divide
+from fairpate.data import REGISTRY
+from fairpate.data.dataset import DatasetEntry, LoadedRecords, Request, divide
 
 KEPT = Path(__file__).with_name("same_records.json")
 MADE = ("retired_adult", "folktables")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fairpate.config import DataConfig
-from fairpate.data import REGISTRY, DataError, SourceFile, entry_for, load_data
-from fairpate.data.dataset import read_any, resolve_data_dir
+from fairpate.data import REGISTRY, DataError, entry_for, load_data
+from fairpate.data.dataset import SourceFile, read_any, resolve_data_dir
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 
