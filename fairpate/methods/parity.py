@@ -296,15 +296,6 @@ class ValueAlong:
             return sharpness * probability_BC * (directions_BK - mean_B1)
 
 
-def project(values_J: npt.ArrayLike, *, cap: float = math.inf) -> FloatArray:
-    """Return ``values_J`` with every entry clipped to [0, ``cap``]. ValueError for infinite or NaN values."""
-    positive_J: FloatArray = np.maximum(np.asarray(values_J, dtype=np.float64), 0.0)
-    # One product checks all entries; it overflows from 1e154 on, where multipliers mean nothing any more.
-    if not math.isfinite(positive_J.dot(positive_J)):
-        raise ValueError(f"Expected finite multipliers, got {positive_J}; lower the dual learning rate.")
-    return np.minimum(positive_J, cap)
-
-
 class DualAscent:
     """Lagrange multipliers (J,) that start at 0 and rise where a constraint is violated."""
 
@@ -316,7 +307,11 @@ class DualAscent:
         """Add the learning rate times ``violations_J`` to the multipliers, project them onto [0, cap], and return them,
         shape (J,).
 
-        A violation is positive where its constraint does not hold.
+        A violation is positive where its constraint does not hold. ValueError for infinite or NaN violations.
         """
-        self.multipliers_J = project(self.multipliers_J + self._learning_rate * violations_J, cap=self._cap)
+        raised_J = np.maximum(self.multipliers_J + self._learning_rate * violations_J, 0.0)
+        # One product checks all entries; it overflows from 1e154 on, where multipliers mean nothing any more.
+        if not math.isfinite(raised_J.dot(raised_J)):
+            raise ValueError(f"Expected finite multipliers, got {raised_J}; lower the dual learning rate.")
+        self.multipliers_J = np.minimum(raised_J, self._cap)
         return self.multipliers_J

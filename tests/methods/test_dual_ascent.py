@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fairpate.methods.parity import DualAscent, project
+from fairpate.methods.parity import DualAscent
 
 
 @pytest.mark.parametrize("cap", [math.inf, 0.7])
@@ -17,7 +17,7 @@ def test_the_projection_is_the_nearest_point(cap: float) -> None:
     generator = np.random.default_rng(0)
     for _ in range(5):
         values = generator.normal(scale=1.5, size=4)
-        found = project(values, cap=cap)
+        found = DualAscent(4, learning_rate=1.0, cap=cap).step(values)
         bounds = [(0, None if math.isinf(cap) else cap)] * 4
         best = minimize(lambda x, v=values: ((x - v) ** 2).sum(), np.full(4, 0.1), bounds=bounds)
         np.testing.assert_allclose(found, best.x, atol=1e-3)
@@ -36,4 +36,4 @@ def test_a_step_raises_what_is_violated_and_never_goes_below_zero() -> None:
 def test_what_is_no_number_or_no_set_is_refused() -> None:
     for values in ([math.nan], [math.inf], [-1.0, math.nan]):
         with pytest.raises(ValueError, match="finite multipliers"):
-            project(values)
+            DualAscent(len(values), learning_rate=1.0).step(np.array(values))
