@@ -501,10 +501,11 @@ class AggregatorSession:
                     "index of a group."
                 )
         if public is not None and distinct:
-            known = {query.key: label for query, label in zip(distinct, public(distinct), strict=True)}
+            answers = zip(distinct, public(distinct), strict=True)
+            known = {query.key: label for query, label in answers if label is not None}
             with self._lock:
-                self._write_free([query for query in distinct if known[query.key] is not None], known, admit)
-            distinct = [query for query in distinct if known[query.key] is None]
+                self._write_free([query for query in distinct if query.key in known], known, admit)
+            distinct = [query for query in distinct if query.key not in known]
         # Without the lock, so that no teacher votes on queries without room; decided again under the lock.
         payers = self._payers(admit(distinct), quota)
         new = [query for query, payer in zip(distinct, payers, strict=True) if payer is not None]
@@ -595,7 +596,7 @@ class AggregatorSession:
             self._gate = None
             raise
 
-    def _write_free(self, queries: Sequence[Query], labels: Mapping[str, int | None], admit: Admit) -> None:
+    def _write_free(self, queries: Sequence[Query], labels: Mapping[str, int], admit: Admit) -> None:
         """Store the public ``labels`` (by key) of new queries if the gate admits them, block by block; nothing is
         charged. A query that nobody may submit any more is left out."""
         ledger, gate = self.ledger, self._present_gate()
@@ -609,7 +610,6 @@ class AggregatorSession:
                 outcomes = []
                 for query in block:
                     label = labels[query.key]
-                    assert label is not None
                     is_admitted = gate.admit(query.group, label)
                     outcomes.append(outcome(verdict="answer", label=label) if is_admitted else outcome(verdict="free"))
                 ledger.answer_free(keys, groups, outcomes, [query.askers[0] for query in block])
