@@ -46,7 +46,7 @@ class AnswerGuarantee:
     def shown_as(self, measured: Evaluation) -> AnswerGuarantee:
         """Return the guarantee with the coverages and the number of records that ``measured`` shows, an exact
         evaluation of the same model, which hides small numbers of records."""
-        shares = [math.nan if group.coverage is None else group.coverage for group in measured.groups]
+        shares = [group.coverage for group in measured.groups]
         estimates = (*self.answered, self.coverage, self.accuracy)
         *answered, coverage, accuracy = (
             replace(each, value=share, low=share, high=share)

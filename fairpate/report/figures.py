@@ -613,12 +613,11 @@ _PARAMETERS: Mapping[str, Any] = {"level": ALL_LEVELS, "only": False, "hidden": 
 the chart beside the reader's limits the largest epsilon, the largest gap (-1: none) and the index of the choice."""
 
 
-def plane(view: PanelView, number: int, *, paper: bool = False, level: int = ALL_LEVELS) -> dict[str, Any]:
+def plane(view: PanelView, number: int, *, paper: bool = False) -> dict[str, Any]:
     """Return the Vega-Lite specification of a chart of points in two coordinates, the pair ``PLANES[number]``, drawn
     from the data set named ``points``.
 
-    ``level``: the index of the largest level of epsilon that the chart shows. ``paper``: draw for a paper, with a
-    legend, instead of for a page.
+    ``paper``: draw for a paper, with a legend, instead of for a page.
     """
     across, up = PLANES[number]
     place = {
@@ -684,7 +683,7 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = ALL
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
     own = {"encoding": place, "layer": [*([line] if across == EPSILON else []), *bars, marks, crossed]}
     if paper:
-        return _specification("points", shown, [*compared, own], level=level)
+        return _specification("points", shown, [*compared, own])
     # Only the rows of the chart beside the reader's limits have a `v`, their epsilon as it is printed.
     shown += " && (!isValid(datum.v) || datum.v <= budget)"
     if across == DISPARITY:
@@ -716,7 +715,7 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = ALL
             {"mark": words | {"align": {"expr": where}, "dy": {"expr": beside}}},
         ],
     }
-    return _specification("points", shown, [*compared, own, picked], level=level)
+    return _specification("points", shown, [*compared, own, picked])
 
 
 def attained(
@@ -758,18 +757,14 @@ def attained(
     return _specification(f"stairs{PAIRS.index(pair)}", "indexof(hidden, datum.s) < 0", [own])
 
 
-def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], **values: Any) -> dict[str, Any]:
+def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the Vega-Lite specification that draws ``layers`` from the data set named ``data``, with the parameters
-    that a page may change.
-
-    ``shown``: the Vega expression that selects the rows to draw. Other keyword arguments: values of parameters that
-    differ from the default.
-    """
+    that a page may change. ``shown``: the Vega expression that selects the rows to draw."""
     return {
         **LOOKS["frame"],
         "data": {"name": data},
         # The same parameters in every chart, so that the page's script can set them in all.
-        "params": [{"name": name, "value": values.get(name, value)} for name, value in _PARAMETERS.items()],
+        "params": [{"name": name, "value": value} for name, value in _PARAMETERS.items()],
         "transform": [{"filter": shown}],
         "layer": list(layers),
     }

@@ -140,14 +140,14 @@ class WithoutPrivacy:
 class EvaluationWords(TypedDict):
     """The words with which all pages describe measured numbers.
 
-    ``noun``: "test record" or "test person", the units that numbers count. ``cell_noun``: the units of which a cell
-    needs ``least_cell``. ``intervals``: the kind of confidence intervals.
+    ``noun``: "test record" or "test person", the units that numbers count. ``units``: those of which a cell
+    needs ``least_cell``, in the plural. ``intervals``: the kind of confidence intervals.
     ``covered``: whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; meaningless if
     some records were evaluated.
     """
 
     noun: str
-    cell_noun: str
+    units: str
     intervals: str
     covered: str
     why_unknown: str
@@ -224,13 +224,13 @@ class Evaluation:
                 f"sampling of test records; what does not stand out from the noise is undefined.{people}"
             ),
         }
-        cell_noun = "test record" if self.num_persons is None and not self.per_person else "test person"
+        units = "test records" if self.num_persons is None and not self.per_person else "test persons"
         return {
             "noun": "test person" if self.per_person else "test record",
-            "cell_noun": cell_noun,
+            "units": units,
             "intervals": "intervals" if self.metrics == "private" else "bootstrap intervals",
             "covered": covered[self.metrics],
-            "why_unknown": f"no group has enough {cell_noun}s" if self.not_measured else "there were no test records",
+            "why_unknown": f"no group has enough {units}" if self.not_measured else "there were no test records",
         }
 
     @property

@@ -179,10 +179,7 @@ class Card:
             *privacy.limits,
             *(f"Degenerate: on the test records the model {words}." for words in measured.degenerate),
             *(f"On the test records the model {words}." for words in measured.underserved),
-            *(
-                f"Gaps leave out {name}: too few answered {measured.words['cell_noun']}s."
-                for name in measured.not_measured
-            ),
+            *(f"Gaps leave out {name}: too few answered {measured.words['units']}." for name in measured.not_measured),
             *filter(None, (records.left_out_words(measured), records.small_cell_words(measured))),
             *([alone] if privacy.protects else []),
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."

@@ -109,14 +109,12 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
     disparity up to the middle level of epsilon, and coverage over epsilon."""
     level = middle_level(view.points)
     budget = f"ε up to {epsilon_text(epsilon_levels(view.points)[level])}" if view.complete else ""
-    planes = [plane(view, number, paper=True, level=level if number == 1 else ALL_LEVELS) for number in range(3)]
+    planes = [plane(view, number, paper=True) for number in range(3)]
     planes[1]["title"] = budget
-    for each in planes:
-        # Parameters of a page are constants here: parts of one picture may not define them again.
-        values = {parameter["name"]: parameter["value"] for parameter in each.pop("params")}
-        each["transform"] = [{"filter": f"datum.l <= {values['level']}"}]
-        # Vega-Lite fits single charts only, not parts of a picture.
-        del each["autosize"]
+    for each, largest in zip(planes, (ALL_LEVELS, level, ALL_LEVELS), strict=True):
+        each["transform"] = [{"filter": f"datum.l <= {largest}"}]
+        # Parts of one picture may not define the parameters of a page again, and Vega-Lite fits single charts only.
+        del each["params"], each["autosize"]
     bars = "; bars: standard deviation over seeds" if any(len(point.seeds) > 1 for point in view.points) else ""
     crossed = "; crossed out: degenerate" if any(point.degenerate for point in view.points) else ""
     words = f"size: coverage; pale: dominated{crossed}{bars}; lines: the most accurate at each ε"

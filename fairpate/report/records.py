@@ -420,7 +420,7 @@ class MeasuredClaims:
             return tuple(Figure(name=name, value="unknown", word="Unknown", mood="none", details=why) for name in names)
 
         gap, missing = measured.judged, listed(measured.not_measured)
-        unknown = f"Too few answered {measured.words['cell_noun']}s of {missing}." if missing else ""
+        unknown = f"Too few answered {measured.words['units']} of {missing}." if missing else ""
         left_out = f"{upper(undefined_words(gap))}." if gap.left_out else ""
         word, is_parity = upper(self.fairness_words), notion.name == rates.DEFAULT
         if fair == "degenerate":
@@ -428,9 +428,7 @@ class MeasuredClaims:
             details = [f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then."]
         elif fair == "unknown":
             word = "Undefined"
-            few = (
-                f"Fewer than {measured.least_cell} {measured.words['cell_noun']}s of a group are in a cell of this gap."
-            )
+            few = f"Fewer than {measured.least_cell} {measured.words['units']} of a group are in a cell of this gap."
             is_hidden = measured.not_shown and gap.where == TOO_FEW
             details = [few if is_hidden else left_out or "No two groups can be compared.", unknown]
         else:
@@ -454,9 +452,7 @@ class MeasuredClaims:
                 perfect,
                 unknown,
                 left_out,
-                f"Each compared share is of {pages.count(gap.min_cell_size)} records or more{empty}."
-                if gap.min_cell_size is not None
-                else f"How many records the smallest compared share is of is not shown{empty}.",
+                f"Each compared share is of {pages.count(gap.min_cell_size)} records or more{empty}.",
             ]
         # After the value and its interval, which the rule judges; for undefined gaps, after the reason.
         details.insert(2, f"Fair means here: {_surely_fair_words(measured)}.")
@@ -504,15 +500,13 @@ class MeasuredClaims:
         some, uneven = "Refuses some" if measured.num_answered else "Refuses all", self.uneven_coverage
         if uneven is not None:
             some = f"Answers “{uneven[0].name}” least"
+        of_all = f"Of {_number(measured, measured.num_records, total=True)}."
         coverage = Figure(
             name=names[2],
             value=percent(measured.coverage),
             word="Answers everything" if measured.coverage == 1 else some,
             mood="bad" if not measured.num_answered else "none" if uneven is None else "doubtful",
-            details=(
-                f"Of {_number(measured, measured.num_records, total=True)}.",
-                *filter(None, (coverage_by_group(measured),)),
-            ),
+            details=tuple(filter(None, (of_all, coverage_by_group(measured)))),
         )
         return fairness, accuracy, coverage
 
@@ -525,7 +519,7 @@ class MeasuredClaims:
             return [("accuracy", f"unknown: {measured.words['why_unknown']}")]
         accuracy = "not shown" if math.isnan(measured.accuracy) and measured.not_shown else percent(measured.accuracy)
         before = ", before it refuses any" if self.before_refusals else ""
-        missing, noun = listed(measured.not_measured), measured.words["cell_noun"]
+        missing, units = listed(measured.not_measured), measured.words["units"]
         least, baseline = least_found(measured), self.without_privacy
         if self.answers is None:
             by_group = coverage_by_group(measured).removesuffix(".")
@@ -548,7 +542,7 @@ class MeasuredClaims:
             ("accuracy", f"{accuracy} of {_number(measured, measured.num_answered)}{before}"),
             ("to compare", "" if measured.majority_class is None else majority_words(measured)),
             *(("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)),
-            ("warning", f"gaps leave out {missing}: too few answered {noun}s" if missing else ""),
+            ("warning", f"gaps leave out {missing}: too few answered {units}" if missing else ""),
             ("found least often", f"{least[0]}, in {_share_of_class(measured, least[1])}" if least else ""),
             *covered,
             ("demographic-parity gap", f"{gap_words(gap)}, {interval_words(gap)}"),
@@ -807,7 +801,7 @@ def left_out_words(measured: Evaluation) -> str:
         return ""
     left, total = measured.num_left_out, measured.num_left_out + measured.num_records
     persons = f" ({counted(measured.num_persons_left_out, 'person')})" if measured.num_persons is not None else ""
-    groups, noun = listed(measured.not_measured), f"{measured.words['cell_noun']}s"
+    groups, noun = listed(measured.not_measured), measured.words["units"]
     return (
         f"{pages.count(left)} of {counted(total, 'test record')}{persons} are in no number: those of {groups}, of whom "
         f"fewer than {measured.least_cell} {noun} are known or answered, and others without whom their number would "
@@ -870,7 +864,7 @@ def majority_words(measured: Evaluation) -> str:
 def small_cell_words(measured: Evaluation) -> str:
     """Return sentences on the numbers that are hidden because they rest on too few test records or persons, and on the
     cells that are meant; empty if nothing is hidden."""
-    hidden, noun = measured.not_shown, f"{measured.words['cell_noun']}s"
+    hidden, noun = measured.not_shown, measured.words["units"]
     if not hidden and None not in measured.confusion_GYC:
         return ""
     if not measured.hides_predictions:
@@ -892,7 +886,7 @@ def smallest_count_words(evaluations: Sequence[Evaluation]) -> str:
     """Return sentences on the smallest cell that published numbers of the same records show, as an answer for those who
     check an output before it leaves. They are computed from the numbers, not from the setting that hides small
     ones."""
-    measured, noun = evaluations[0], f"{evaluations[0].words['cell_noun']}s"
+    measured, noun = evaluations[0], evaluations[0].words["units"]
     if measured.metrics == "private":
         return "Every published count has noise."
     counts = [each.smallest_count for each in evaluations if each.smallest_count is not None]
