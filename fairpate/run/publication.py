@@ -45,8 +45,8 @@ from fairpate.report import records, run_page
 from fairpate.report.answers import AnswerGuarantee
 from fairpate.report.decision import Choice
 from fairpate.report.figures import class_label
-from fairpate.report.frontier import Row, by_panel
-from fairpate.report.frontier_page import FrontierReport, findings
+from fairpate.report.frontier import Row, by_panel, points_of
+from fairpate.report.frontier_page import findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.model_card import Card, CardData, CardModel, CardRefusals, IntendedUse, card_page
 from fairpate.report.paper_figures import slices_picture
@@ -99,12 +99,6 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
         audited=read_audited(run),
         choice=read_choice(run),
     )
-
-
-def titled(method: str) -> str:
-    """Return the readable name of a ``method`` with its registered one, by which commands know it."""
-    title = method_title(method)
-    return method if title == method else f"{title} ({method})"
 
 
 def read_choice(run: RunDirectory) -> Choice | None:
@@ -222,14 +216,8 @@ def comparison_html(folder: SweepFolder, rows: Sequence[Row], notion: NotionName
     comes first.
     """
     # Not the report page itself, which would add a drawing library to the notebook.
-    report = FrontierReport(
-        title=folder.root.name,
-        rows=rows,
-        publish_unprotected=folder.publish_unprotected,
-        notion=notion,
-        looks=looks_of({row.method for row in rows}),
-    )
-    points = report.points()
+    done = [row.record for row in rows if row.record is not None]
+    points = points_of(done, notion=notion, looks=looks_of({row.method for row in rows}))
     panels = list(by_panel(points).values())
     sentences = ["Noise from a seed: not private."] if any(point.is_seeded for point in points) else []
     for panel_points in panels[:_MOST_PANELS]:
@@ -245,10 +233,9 @@ def comparison_html(folder: SweepFolder, rows: Sequence[Row], notion: NotionName
         sentences.append(f"{counted(len(panels) - _MOST_PANELS, 'more data set')} on the page.")
     shown = next((found for found in panels if len(found) <= _MOST_POINTS), [])
     for_paper = f"fairpate compare {shlex.quote(_from_here(folder.root))} --figures paper"
-    done = sum(row.record is not None for row in rows)
     return render(
         "notebook.html",
-        title=f"{report.title}: {counted(len(points), 'configuration')}, {counted(done, 'run')}",
+        title=f"{folder.root.name}: {counted(len(points), 'configuration')}, {counted(len(done), 'run')}",
         sentences=sentences,
         picture=base64.b64encode(slices_picture(shown) if shown else b"").decode("ascii"),
         alt=f"Slices of {shown[0].panel.data}" if shown else "",
@@ -393,7 +380,9 @@ def write_reports(
     treats the private records.
     """
     statement = read_statement(run)
-    evaluations, voting = assessment.evaluations, None
+    method, evaluations, voting = method_title(statement.method), assessment.evaluations, None
+    if method != statement.method:  # the registered name too, by which commands know it
+        method = f"{method} ({statement.method})"
     if spending is None:  # a model without teachers is not called a student
         evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
     else:
@@ -429,7 +418,7 @@ def write_reports(
         )
     public = records.PublicReport(
         title=dataset.name,
-        method=titled(statement.method),
+        method=method,
         claims=read_claims(run),
         voting=voting,
         evaluations=evaluations,
