@@ -99,7 +99,7 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
 def slices_picture(points: Sequence[Point]) -> bytes:
     """Return a PNG for a notebook with three charts of one panel's points: accuracy over epsilon, accuracy over
     disparity, and coverage over epsilon."""
-    style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
+    style = FigureStyle(formats=("png",))
     view = PanelView(points, looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
 
