@@ -275,9 +275,8 @@ class Evaluation:
         found = {}
         for name in NOTIONS:
             gap = self.measured(name)
-            shown = replace(NOT_MEASURED, level=gap.level) if gap.left_out else gap
-            fair_from = math.nan if gap.left_out else self.fair_from(name)
-            found[name] = {end: getattr(shown, end) for end in ("value", "low", "high")} | {"fair_from": fair_from}
+            shown, fair_from = (NOT_MEASURED, math.nan) if gap.left_out else (gap, self.fair_from(name))
+            found[name] = {"value": shown.value, "low": shown.low, "high": shown.high, "fair_from": fair_from}
         return strict(found)
 
     @property
@@ -746,7 +745,7 @@ def _without_small_cells(measured: Evaluation, small_G: BoolArray, hidden: Hidde
     for name, gap in gaps.items():
         is_hidden = hidden.errors if name in _RATES else math.isnan(gap.value) and hidden.of(name).any()
         if is_hidden or 0 < gap.min_cell_size < measured.least_cell:
-            gaps[name] = replace(NOT_MEASURED, level=gap.level, where=TOO_FEW)
+            gaps[name] = replace(NOT_MEASURED, where=TOO_FEW)
     return replace(
         measured,
         accuracy=math.nan if hidden.accuracy else measured.accuracy,
