@@ -310,18 +310,18 @@ def sound(points: Sequence[Point]) -> list[Point]:
     return [point for point in points if not point.degenerate]
 
 
-def on_frontier(points: Sequence[Point]) -> set[int]:
-    """Return the ``id()`` of every point on the Pareto frontier of its panel (one data set and privacy class): those
-    that no other point dominates in the four objectives. Degenerate points, whose gaps are meaningless, are left out.
+def on_frontier(points: Sequence[Point]) -> set[Point]:
+    """Return every point on the Pareto frontier of its panel (one data set and privacy class): those that no other
+    point dominates in the four objectives. Degenerate points, whose gaps are meaningless, are left out.
 
     An epsilon that depends on private votes is a weaker claim, so points with a publishable epsilon are compared only
     with each other.
     """
-    members = set()
+    members = set[Point]()
     for found in by_panel(sound(points)).values():
         published = [point for point in found if not point.epsilon_is_data_dependent]
-        members |= {id(point) for point in frontier.frontier(published).members}
-        members |= {id(point) for point in frontier.frontier(found).members if point.epsilon_is_data_dependent}
+        members.update(frontier.frontier(published).members)
+        members.update(point for point in frontier.frontier(found).members if point.epsilon_is_data_dependent)
     return members
 
 
@@ -335,7 +335,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
     read = {
-        id(point): {
+        point: {
             name: value
             for name, value in point.settings.items()
             # Without what is switched off, for example by a share or an angle of 0.
@@ -346,8 +346,8 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     shared = {
         series_name: {
             name: value
-            for name, value in read[id(found[0])].items()
-            if all(read[id(point)].get(name, ...) == value for point in found)
+            for name, value in read[found[0]].items()
+            if all(read[point].get(name, ...) == value for point in found)
         }
         for series_name, found in by_series(points).items()
     }
@@ -357,7 +357,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     plain_points, sentences = [], dict[str, int]()
     for point in points:
         epsilon, disparity, error, refused = point.mean_O.tolist()
-        own = {name: value for name, value in read[id(point)].items() if name not in shared[point.series]}
+        own = {name: value for name, value in read[point].items() if name not in shared[point.series]}
         privacy = point.panel.privacy
         if math.isinf(epsilon):
             private = "Not private: there is no bound on what can be learned."
@@ -390,14 +390,14 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
                 "cautions": point.cautions,
                 "settings": settings_words(own),
                 "commands": [command for command in point.commands if command],
-                "front": id(point) in members,
+                "front": point in members,
             }
         )
 
     plain_notions = []
     for notion, found in zip(notions, seen, strict=True):
         front = on_frontier(found)
-        values = [[up_to_five(p.value("disparity")), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
+        values = [[up_to_five(p.value("disparity")), with_spread(p)[0], p in front, p.num_undefined] for p in found]
         plain_notions.append({"name": notion, "measure": NOTIONS[notion].measure, "points": values})
 
     specifications: list[dict[str, Any]] = []
@@ -411,7 +411,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
     # For each panel one entry per notion: the rows to draw, and the numbers of the specifications that name them.
     charts: dict[Panel, list[dict[str, Any]]] = {}
     for found in seen:
-        index_of = {id(point): index for index, point in enumerate(found)}
+        index_of = {point: index for index, point in enumerate(found)}
         for panel, of_panel in by_panel(found).items():
             view = PanelView(of_panel, series)
             stairs = [view.stairs(pair) for pair in PAIRS]
@@ -526,12 +526,12 @@ class PanelView:
             taken.append((accuracy, min(sides, key=covered)))
         return [side for _, side in taken]
 
-    def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
+    def rows(self, index_of: Mapping[Point, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
         """Return the chart data of the points without undefined values: a row for each point, in the order of drawing.
 
         Columns of a row:
 
-        - ``i``: the point's index in ``index_of``, which maps the ``id()`` of points to indices; without it the point's
+        - ``i``: the point's index in ``index_of``, which maps points to indices; without it the point's
           rank.
         - ``s``: series. ``l``: level of epsilon.
         - ``x0`` and so on: horizontal position in each chart. ``e``, ``d``, ``a``, ``c``: the four drawn coordinates.
@@ -539,7 +539,7 @@ class PanelView:
         - ``f``: on the frontier. ``g``: degenerate. ``h``: drawn hollow. ``j``: joined by a line.
         - ``d0`` and ``d1``, and likewise for ``a`` and ``c``: ends of the bar over seeds, for a point on the frontier.
         """
-        lines = {id(point) for line in joined(self.complete).values() for point in line}
+        lines = {point for line in joined(self.complete).values() for point in line}
         members, sizes = on_frontier(self.points), coverage_range(self.points)
         diameters = [size_of(1 - point.value("refused"), sizes) for point in self.complete]
         moved = [shifts(self.drawn_N4, self.ends, plane, diameters) for plane in PLANES]
@@ -551,23 +551,23 @@ class PanelView:
                 for number, (across, _) in enumerate(PLANES)
             }
             bars: dict[str, float] = {}
-            if id(point) in members and len(point.seeds) > 1:
+            if point in members and len(point.seeds) > 1:
                 # The spread of a share is that of its complement.
                 for name, value, spread in zip(_FIELDS[1:], drawn_4[1:], point.spread_O.tolist()[1:], strict=True):
                     ends = (value - spread, value + spread)
                     bars |= {f"{name}{end}": round(min(max(at, 0), 1), 5) for end, at in enumerate(ends)}
             rows.append(
                 {
-                    "i": (index_of or {}).get(id(point), rank),
+                    "i": (index_of or {}).get(point, rank),
                     "s": point.series,
                     **across,
                     **{name: round(value, 5) for name, value in zip(_FIELDS, drawn_4, strict=True)},
                     "l": level_of(point, self.axis.levels),
                     "z": round((scale * diameters[rank]) ** 2, 1),
-                    "f": id(point) in members,
+                    "f": point in members,
                     "g": bool(point.degenerate),
                     "h": point.epsilon_is_data_dependent,
-                    "j": id(point) in lines,
+                    "j": point in lines,
                     **bars,
                 }
             )

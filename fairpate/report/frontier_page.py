@@ -365,10 +365,10 @@ def frontier_report(report: FrontierReport) -> str:
         points=points,
         # A point seen by another notion is another object, with the same index.
         index={point: index for found in seen for index, point in enumerate(found)},
-        members={point for point in points if id(point) in members},
+        members=members,
         # Of thousands of configurations the table lists only those on a frontier: a longer one would slow the page
         # down.
-        listed=[point for point in points if len(points) <= _MOST_LISTED or id(point) in members],
+        listed=[point for point in points if len(points) <= _MOST_LISTED or point in members],
         series=series,
         series_number={name: number for number, name in enumerate(series)},
         classes=[
