@@ -34,8 +34,7 @@ import numpy.typing as npt
 from fairpate.config import NOT_IN_DIGESTS, SEEDS, flattened
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
 from fairpate.report.metrics import GroupsTold
-from fairpate.report.records import verdict
-from fairpate.types import REMARKS, FairRule, FloatArray, NotionName, Relation, RunRecord, Unit
+from fairpate.types import REMARKS, FloatArray, NotionName, Relation, RunRecord, Unit
 
 Status = Literal["ok", "failed"]
 FAILED = "failed"
@@ -214,14 +213,6 @@ class Point:
         whole interval is at or below the limit, and the records suffice. NaN where it is undefined."""
         _, high_S, fair_from_S = self.ends_of(notion).T
         return np.maximum(high_S, fair_from_S)
-
-    def fairness_at(self, rule: FairRule) -> Counter[str]:
-        """Return the number of seeds by verdict (``fair``, ``perhaps fair``, ``not fair`` or ``unknown``) under the
-        user's rule of fairness, which is the rule of a run's report."""
-        return Counter(
-            verdict(low=low, high=high, fair_from=fair_from, limit=rule.limit)
-            for low, high, fair_from in self.ends_of(rule.notion).tolist()
-        )
 
     def value(self, objective: Objective) -> float:
         """Return the value of one objective over all seeds: the mean, or for epsilon the largest."""

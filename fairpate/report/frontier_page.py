@@ -37,7 +37,7 @@ from fairpate.pages import (
 )
 from fairpate.report import figures, frontier
 from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
-from fairpate.report.records import FAIR_IN_ANSWERS, WORDS, Verdict, ends_words, fair_words
+from fairpate.report.records import FAIR_IN_ANSWERS, WORDS, Verdict, ends_words, fair_words, verdict
 from fairpate.types import FairRule, NotionName
 
 _LEAST_SEEDS = 3
@@ -237,28 +237,31 @@ def judged_words(point: Point, rule: FairRule) -> str:
         return ""
     if point.degenerate:
         return f"Its {measure} says nothing about fairness: it is degenerate."
-    num_by_verdict, num_seeds = point.fairness_at(rule), len(point.seeds)
+    ends, num_seeds = point.ends_of(rule.notion).tolist(), len(point.seeds)
+    num_by_verdict = Counter(
+        verdict(low=low, high=high, fair_from=fair_from, limit=rule.limit) for low, high, fair_from in ends
+    )
     clear = next((each for each in ("fair", "not fair") if num_by_verdict[each] == num_seeds), None)
     word = clear or ("of unknown fairness" if num_by_verdict["unknown"] else "perhaps fair")
     missing = listed(list(point.groups.unmeasured)) if not NOTIONS[rule.notion].bounds_rate else ""
     among = f" where it is measured, but not known for {missing}," if missing else ""
-    low, high, _ = point.ends_of(rule.notion)[0].tolist()
+    low, high, _ = ends[0]
     gap = figures.with_spread(point.seen_by(rule.notion))[0]
     if word == "fair" and point.value("refused") > 0:
         word = FAIR_IN_ANSWERS
-    verdict, limit = f"It is {word}{among} by its {measure} of {gap}", f"{rule.limit:g}"
+    begin, limit = f"It is {word}{among} by its {measure} of {gap}", f"{rule.limit:g}"
     if num_seeds > 1:
         numbers = [f"{word} in {num_by_verdict[word]}" for word in get_args(Verdict) if num_by_verdict[word]]
         by_seed = f" in each of {num_seeds} runs" if clear else f": of {num_seeds} runs it is {listed(numbers)}"
-        return f"{verdict}{by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
+        return f"{begin}{by_seed}. Fair means that the whole 95\u00a0% interval is at most {limit}."
     if math.isnan(low):
-        return f"{verdict}, which has no 95\u00a0% interval."
+        return f"{begin}, which has no 95\u00a0% interval."
     interval = f"whose 95\u00a0% interval ({ends_words(value, low, high)})"
     if word == "perhaps fair":
         # Below the limit, an interval of few records does not suffice.
         why = f"goes beyond {limit}" if high > rule.limit else "is of too few records to decide"
-        return f"{verdict}, {interval} {why}."
-    return f"{verdict}, {interval} is {'above' if word == 'not fair' else 'at most'} {limit}."
+        return f"{begin}, {interval} {why}."
+    return f"{begin}, {interval} is {'above' if word == 'not fair' else 'at most'} {limit}."
 
 
 def cells(point: Point) -> list[tuple[str, str]]:
