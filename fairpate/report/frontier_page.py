@@ -22,19 +22,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from fairpate import pages
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS
-from fairpate.pages import (
-    count,
-    counted,
-    decimal,
-    delta_caution,
-    epsilon_text,
-    is_void_delta,
-    listed,
-    percent,
-    render,
-    strength,
-)
+from fairpate.pages import count, counted, decimal, epsilon_text, listed, percent, render
 from fairpate.report import figures, frontier
 from fairpate.report.frontier import Objective, Panel, Point, PrivacyClass, Row, Setting, Threshold, by_series
 from fairpate.report.records import FAIR_IN_ANSWERS, WORDS, Verdict, ends_words, fair_words, verdict
@@ -435,10 +425,10 @@ def _class_view(
         # The slider begins at the largest budget that is called private.
         # Whatever epsilon is, a delta that is too large for the number of records is no privacy.
         units = max((point.units for point in points if point.units is not None), default=None)
-        is_void = is_void_delta(privacy.delta, units)
-        private = [each for each in budgets if strength(each, privacy.delta) == "bounded" and not is_void]
+        is_void = pages.is_void_delta(privacy.delta, units)
+        private = [each for each in budgets if pages.strength(each, privacy.delta) == "bounded" and not is_void]
         has_guarantee = any(math.isfinite(point.value("epsilon")) for point in points)
-        caution = delta_caution(privacy.delta, units, privacy.unit) if has_guarantee else ""
+        caution = pages.delta_caution(privacy.delta, units, privacy.unit) if has_guarantee else ""
         seen = []
         for found in (panels_of_notion[panel] for panels_of_notion in by_notion):
             num_undefined = len(frontier.frontier(found).undefined)

@@ -11,20 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairpate.pages import epsilon_text
-from fairpate.report.figures import (
-    ALL_LEVELS,
-    COLOURS,
-    LOOKS,
-    PAIRS,
-    PAPER_SCALE,
-    PanelView,
-    attained,
-    chart_config,
-    epsilon_levels,
-    looks,
-    middle_level,
-    plane,
-)
+from fairpate.report import figures
 from fairpate.report.frontier import Point, by_panel
 
 FORMATS = ("pdf", "svg", "png")
@@ -55,8 +42,8 @@ class FigureStyle:
 
 
 # A page's colours are variables of its style sheet; a figure for a paper has these instead.
-_ON_PAPER = {f"var(--m{place})": colour for place, colour in enumerate(COLOURS)}
-_ON_PAPER |= {"var(--ink)": COLOURS[-1], **LOOKS["inks"]}
+_ON_PAPER = {f"var(--m{place})": colour for place, colour in enumerate(figures.COLOURS)}
+_ON_PAPER |= {"var(--ink)": figures.COLOURS[-1], **figures.LOOKS["inks"]}
 _LETTER = 0.56  # mean width of a letter, in font sizes
 _DPI = 200
 _POINTS_PER_INCH = 72
@@ -71,7 +58,7 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
     file name."""
     style = style or FigureStyle()
     # Of all points: a method looks the same in every picture.
-    known = looks(points)
+    known = figures.looks(points)
     files: dict[str, bytes] = {}
     names: set[str] = set()
     for panel, found in by_panel(points).items():
@@ -80,10 +67,10 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
         # Names that differ only in characters that file names exclude are numbered.
         name = next(each for each in (name, *(f"{name}-{n}" for n in range(2, len(names) + 3))) if each not in names)
         names.add(name)
-        view = PanelView(found, known)
+        view = figures.PanelView(found, known)
         narrow = min(style.width, WIDTHS_IN[1])
-        stairs = view.stairs(PAIRS[0])
-        attainment = attained(view, PAIRS[0], stairs, paper=True)
+        stairs = view.stairs(figures.PAIRS[0])
+        attainment = figures.attained(view, figures.PAIRS[0], stairs, paper=True)
         # On paper :func:`_pictures` fits the width, so that all text has the same size in every picture.
         del attainment["autosize"]
         attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
@@ -100,18 +87,18 @@ def slices_picture(points: Sequence[Point]) -> bytes:
     """Return a PNG for a notebook with three charts of one panel's points: accuracy over epsilon, accuracy over
     disparity, and coverage over epsilon."""
     style = FigureStyle(formats=("png",))
-    view = PanelView(points, looks(points))
+    view = figures.PanelView(points, figures.looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
 
 
-def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
+def _slices(view: figures.PanelView, style: FigureStyle) -> dict[str, Any]:
     """Return the Vega-Lite specification of a panel's three charts side by side: accuracy over epsilon, accuracy over
     disparity up to the middle level of epsilon, and coverage over epsilon."""
-    level = middle_level(view.points)
-    budget = f"ε up to {epsilon_text(epsilon_levels(view.points)[level])}" if view.complete else ""
-    planes = [plane(view, number, paper=True) for number in range(3)]
+    level = figures.middle_level(view.points)
+    budget = f"ε up to {epsilon_text(figures.epsilon_levels(view.points)[level])}" if view.complete else ""
+    planes = [figures.plane(view, number, paper=True) for number in range(3)]
     planes[1]["title"] = budget
-    for each, largest in zip(planes, (ALL_LEVELS, level, ALL_LEVELS), strict=True):
+    for each, largest in zip(planes, (figures.ALL_LEVELS, level, figures.ALL_LEVELS), strict=True):
         each["transform"] = [{"filter": f"datum.l <= {largest}"}]
         # Parts of one picture may not define the parameters of a page again, and Vega-Lite fits single charts only.
         del each["params"], each["autosize"]
@@ -120,13 +107,13 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
     words = f"size: coverage; pale: dominated{crossed}{bars}; lines: the most accurate at each ε"
     return {
         "title": _caption(view, style, style.width, words),
-        "datasets": {"points": view.rows(scale=PAPER_SCALE)},
+        "datasets": {"points": view.rows(scale=figures.PAPER_SCALE)},
         "hconcat" if style.columns == 2 else "vconcat": planes,
         "spacing": style.font_size,
     }
 
 
-def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -> list[str]:
+def _caption(view: figures.PanelView, style: FigureStyle, width_in: float, words: str) -> list[str]:
     """Return the lines of a figure's caption: data set, guarantee, and what the marks mean (``words``)."""
     has_hollow = any(look.hollow for look in view.looks.values())
     dagger = "; †, hollow: ε depends on private votes, operator only" if has_hollow else ""
@@ -139,7 +126,7 @@ def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -
 
 
 def _pictures(
-    view: PanelView, specification: Mapping[str, Any], width_in: float, style: FigureStyle
+    view: figures.PanelView, specification: Mapping[str, Any], width_in: float, style: FigureStyle
 ) -> dict[str, bytes]:
     """Draw a Vega-Lite specification in each format of ``style``; return the contents of the files by the format's
     name. The pictures are ``width_in`` inches wide; one unit of the drawing is one point on paper."""
@@ -147,7 +134,7 @@ def _pictures(
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]
     across = len(specification.get("hconcat", [0]))
-    config = chart_config(style.font_size, paper=True)
+    config = figures.chart_config(style.font_size, paper=True)
     longest = max(map(len, view.looks), default=1)
     width = _POINTS_PER_INCH * width_in
     # Vega does not wrap a legend, so its columns are counted from the mean width of a letter.

@@ -221,7 +221,7 @@ def hidden_numbers(
     steps += ["predicted_G", "accuracy"] if least_predicted > 1 else ["accuracy"]
     if small[0].table.size > _MOST_CELLS and any(cells):
         # What is left of so many cells has room enough.
-        kept = [name for name in ("predicted_G",) if not few[name].any()]
+        kept = [] if few["predicted_G"].any() else ["predicted_G"]
         kept += ["accuracy"] if present_G.sum() > 1 or not few["right_G"].any() else []
         of_all: dict[str, Any] = {name: value for name, value in all_hidden.items() if name not in kept}
         return replace(hidden, **of_all)
