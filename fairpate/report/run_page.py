@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -525,13 +525,12 @@ class SingleRelease:
         """The most that a canary added without noise, in words."""
         return "not seen" if self.reach is None else f"{percent(self.reach)} of its bound"
 
-    def findings(self, delta: float, confidence: float) -> list[str]:
-        """Return a sentence for every fault that was found, each at this confidence."""
-        found = []
+    def findings(self, delta: float, confidence: float) -> Iterator[str]:
+        """Yield a sentence for every fault that was found, each at this confidence."""
         if self.found is not None:
             proved = max(self.found.bounds(delta, confidence))
             if proved > self.claim.epsilon:
-                found.append(
+                yield (
                     f"{self.name}: an attack on this release alone proves ε ≥ {proved:.2f}, and "
                     f"{epsilon_text(self.claim.epsilon)} is claimed for it."
                 )
@@ -544,7 +543,7 @@ class SingleRelease:
                     f"{expected}.",
                     "samples": f"its samples leave a unit out of {value} of the steps, and {expected} are stated.",
                 }
-                found.append(f"{self.name}: {what[seen.what]}")
+                yield f"{self.name}: {what[seen.what]}"
         for test in self.tests:
             if test.is_off(confidence):
                 value, share = f"{test.value:.2f}", percent(test.value)
@@ -567,18 +566,17 @@ class SingleRelease:
                     "weights": f"the weights move by something else than what is released: {value} standard deviations "
                     "of the noise apart.",
                 }
-                found.append(f"{self.name}: {how[test.what]}")
+                yield f"{self.name}: {how[test.what]}"
         if self.reach is not None and self.reach > 1 + _ROUNDING:
-            found.append(f"{self.name}: one unit adds {self.reach:.2f} times what its bound allows.")
+            yield f"{self.name}: one unit adds {self.reach:.2f} times what its bound allows."
         limit = None if self.control_claim is None else self.control_claim.mu
         if self.control is not None and self.control.separation is not None and limit is not None:
             seen_mu = self.control.separation.mu_lower_bound(confidence)
             if seen_mu > limit:
-                found.append(
+                yield (
                     f"{self.name}: the control is far from its plan, a shift of at least {seen_mu:.2f} standard "
                     f"deviations where {limit:.2f} are possible."
                 )
-        return found
 
     def powers(self, delta: float, confidence: float) -> tuple[float, float]:
         """Return the probabilities that the audit finds two thirds of the noise of this release, and a unit that counts
