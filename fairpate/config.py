@@ -997,24 +997,22 @@ def parse_config(values: dict[str, Any], schema: type[AnySection], *, at: str | 
     except ValidationError as error:
         faults = []
         for fault in error.errors():
-            path = ".".join(str(part) for part in (*([at] if at else []), *fault["loc"])) or "config"
-            got = repr(fault["input"])
+            kind, location, got = fault["type"], fault["loc"], repr(fault["input"])
             # A long value would hide the other faults.
             got = got if len(got) <= _ECHO_LENGTH else f"{got[:_ECHO_LENGTH]}..."
-            if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-                names, short_forms = _names_beside(fault["loc"], schema)
-                last = str(fault["loc"][-1])
+            said = f"{expected(fault)}, got {got}"
+            if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+                names, short_forms = _names_beside(location, schema)
+                last, known = str(location[-1]), [*names, *short_forms]
+                said = f"unknown field{nearest(last, known) if known else ''}"
                 if last in short_forms:
-                    faults.append(f"{path}: expected {short_forms[last]}, got {got}.")
-                    continue
-                known = [*names, *short_forms]
-                faults.append(f"{path}: unknown field{nearest(last, known) if known else ''}.")
-            elif fault["type"] in ("missing", "missing_keyword_only_argument"):
-                faults.append(f"{path}: missing; add it.")
-            elif fault["type"] == "value_error":  # our own checks name the value, and those of a whole file the field
-                faults.append(f"{path}: {expected(fault)}." if fault["loc"] else f"{expected(fault)}.")
-            else:
-                faults.append(f"{path}: {expected(fault)}, got {got}.")
+                    said = f"expected {short_forms[last]}, got {got}"
+            elif kind in ("missing", "missing_keyword_only_argument"):
+                said = "missing; add it"
+            elif kind == "value_error":  # our own checks name the value, and those of a whole file the field
+                said = expected(fault)
+            path = ".".join(str(part) for part in (*([at] if at else []), *location)) or "config"
+            faults.append(f"{path}: {said}." if location or kind != "value_error" else f"{said}.")
         raise ConfigError("\n".join(faults)) from error
 
 

@@ -16,10 +16,11 @@ import base64
 import hashlib
 import json
 import math
-import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -320,11 +321,8 @@ class States:
         spenders = sorted(ledger.charged_to.items(), key=lambda each: -each[1])[:_MOST_CALLERS]
         disk_free_bytes = None
         if isinstance(ledger.place, Path):  # the disk of a database is not visible from here
-            try:
-                disk = os.statvfs(ledger.place.parent)
-                disk_free_bytes = disk.f_bavail * disk.f_frsize
-            except OSError:
-                pass
+            with suppress(OSError):
+                disk_free_bytes = shutil.disk_usage(ledger.place.parent).free
         return {
             "at_s": now_s,
             "started_s": self._started_s,

@@ -34,6 +34,8 @@ from fairpate.config import ConfigError, DataConfig, apply_override, expected, f
 from fairpate.types import UsageError, UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_CONTEXT = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+_AS_JSON = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
 Function = Callable[..., terminal.Output | None]
 
 
@@ -61,9 +63,7 @@ class Commands(typer.Typer):
         def declared(function: Function) -> Function:
             signature = inspect.signature(function, eval_str=True)
             words, own = _documented(inspect.getdoc(function) or "", signature.parameters)
-            context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-            option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-            parameters = [*own.values(), option, *([] if "ctx" in own else [context])]
+            parameters = [*own.values(), _AS_JSON, *([] if "ctx" in own else [_CONTEXT])]
 
             @wraps(function)
             def command(*, ctx: typer.Context, as_json: bool, **arguments: Any) -> int:
@@ -182,9 +182,8 @@ def in_modes(**others: Function) -> Callable[[Function], Function]:
             run = modes[chosen]
             return run(**{each: values[each] for each in inspect.signature(run).parameters})
 
-        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         command.__name__, command.__doc__ = function.__name__, function.__doc__
-        command.__signature__ = inspect.Signature([context, *declared.values()])  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature([_CONTEXT, *declared.values()])  # type: ignore[attr-defined]
         command.modes = modes  # type: ignore[attr-defined]
         return command
 

@@ -405,10 +405,8 @@ def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
         settings = _settings(**{name: values.pop(name) for name in shared})
         function(settings=settings, **values)
 
-    parameters = [each for name, each in own.items() if name != "settings"]
-    first, *rest = (each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters)
-    options = (each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared.values())
-    command.__signature__ = inspect.Signature([first, *options, *rest])  # type: ignore[attr-defined]
+    first, *rest = (each for name, each in own.items() if name != "settings")
+    command.__signature__ = inspect.Signature([first, *shared.values(), *rest])  # type: ignore[attr-defined]
     command.parts = (function, _settings)  # type: ignore[attr-defined]
     return command
 
