@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,7 +36,7 @@ import numpy.typing as npt
 from aggregator import ledger_audit
 from aggregator import session as sessions
 from aggregator.ledger import NO_LIMIT, Asker, CallerLimit, Ledger, LedgerTerms, require_entry, verified_slices
-from aggregator.session import AggregatorSession, BudgetStatus, Query, Question, QuotaExceededError, Reply
+from aggregator.session import AggregatorSession, BudgetStatus, Query, Question, Reply
 from aggregator.store import DeposedError, LedgerError, UnreachableError
 from fairpate.http_server import NotAdmittedError, Reason
 from fairpate.privacy import accountant
@@ -456,7 +457,8 @@ def no_public_labels(questions: Sequence[Question]) -> Sequence[None]:
 class _WaitingRequest:
     """A request with new queries that waits for the ledger's writer, and the future that will receive its replies.
 
-    ``refusal`` is why none of its queries is charged: its caller's quota, or a token that is no longer valid.
+    ``refusal`` is the error that it gets instead. With a refusal for a quota, or for a token that is no longer valid,
+    none of its queries is charged.
     """
 
     questions: Sequence[Question]
@@ -464,7 +466,7 @@ class _WaitingRequest:
     asker: Asker
     is_admitted: Callable[[], bool]
     answered: asyncio.Future[Sequence[Reply]]
-    refusal: QuotaExceededError | NotAdmittedError | None = None
+    refusal: Exception | None = None
 
 
 @dataclass(eq=False)
@@ -529,25 +531,24 @@ class Batcher:
             count = max(1, sum(total <= sessions.MAX_BLOCK for total in totals))
             group, self._line = self._line[:count], self._line[count:]
             self.on_group()
-            results: Sequence[Sequence[Reply] | Exception]
+            replies: Mapping[str, Reply] = {}
             try:
-                results = await self.writer.call(lambda session, group=group: self._ask_together(session, group))  # type: ignore[misc]
+                replies = await self.writer.call(partial(self._ask_together, group))
             except Exception as error:  # noqa: BLE001 - raised to the requests that wait
-                results = [error] * len(group)
-            for request, result in zip(group, results, strict=True):
+                for request in group:
+                    request.refusal = error
+            for request in group:
                 # The client may have left meanwhile.
                 if request.answered.done():
                     continue
-                if isinstance(result, Exception):
-                    request.answered.set_exception(result)
+                if request.refusal is not None:
+                    request.answered.set_exception(request.refusal)
                 else:
-                    request.answered.set_result(result)
+                    request.answered.set_result([replies[question.query.key] for question in request.questions])
 
-    def _ask_together(
-        self, session: AggregatorSession, group: Sequence[_WaitingRequest]
-    ) -> list[Sequence[Reply] | QuotaExceededError | NotAdmittedError]:
-        """Submit several requests together; return for each request its replies, or the error if the caller's quota
-        refused it or its token is no longer valid.
+    def _ask_together(self, group: Sequence[_WaitingRequest], session: AggregatorSession) -> dict[str, Reply]:
+        """Submit several requests together; return the replies by the content hashes of queries. A request has a
+        ``refusal`` afterwards if its caller's quota refused it or its token is no longer valid.
 
         Runs on the writer's thread, one group of requests at a time.
         """
@@ -618,7 +619,6 @@ class Batcher:
                     self.quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
                 ),
             )
-            replies = dict(zip(by_key, found, strict=True))
         except (LedgerError, sqlite3.Error):  # not a failure of the teachers
             raise
         except Exception:
@@ -627,7 +627,7 @@ class Batcher:
         # Stored replies alone say nothing about the teachers.
         if voted:
             self.health.votes_failed = False
-        return [request.refusal or [replies[question.query.key] for question in request.questions] for request in group]
+        return dict(zip(by_key, found, strict=True))
 
 
 def until_next_step(elapsed_s: float, step_s: float) -> float:
