@@ -598,6 +598,7 @@ class _Check:
     def record(self) -> str:
         """Check that ``record.json``, the run as a row of a comparison, has the numbers of statement and metrics."""
         given, answers, queries = _json(self.bundle, "record.json"), read_answers(self.bundle), self.said.queries
+        config = given["config"]
         # Private metrics are of all predictions, the row is of those that the model answers.
         measured = read_evaluation(self.bundle) if self.assessment is None else self.assessment.of_answers
         expected: dict[str, Any] = {
@@ -611,7 +612,14 @@ class _Check:
             "declared_units": self.said.declared_units,
             **dict.fromkeys(("max_error", "max_error_confidence")),
             **({} if answers is None else answers.kept),
+            # As far as its settings name them.
+            **{name: config.get(name, given[name]) for name in ("method", "seed")},
+            "data": config.get("data", {}).get("name", given["data"]),
         }
+        by_group, labels = given.get("answered_by_group"), self.bundle.labels
+        if by_group is not None and labels.is_file():
+            groups = np.asarray(read_labels(labels).groups)
+            expected["answered_by_group"] = np.bincount(groups, minlength=len(by_group)).tolist()
         wrong = [name for name, value in _as_read(expected).items() if not alike(value, given.get(name))]
         for name, ends in given["fairness"].items():
             gap = measured.measured(name)
@@ -623,13 +631,6 @@ class _Check:
                 for end, value in ends.items()
                 if value is not None and not alike(value, values.get(end))
             ]
-        by_group, labels = given.get("answered_by_group"), self.bundle.labels
-        if by_group is not None and labels.is_file():
-            groups = np.asarray(read_labels(labels).groups)
-            wrong += [] if np.bincount(groups, minlength=len(by_group)).tolist() == by_group else ["answered_by_group"]
-        config = given["config"]
-        wrong += [name for name in ("method", "seed") if name in config and config[name] != given[name]]
-        wrong += [] if config.get("data", {}).get("name", given["data"]) == given["data"] else ["data"]
         self.differs += [f"record.json: {name} is not that of statement, metrics and settings" for name in wrong]
         self.not_checked.append("record.json: its settings, unless a choice or an audit was made of them")
         if self.bundle.private_population.is_file():
@@ -690,11 +691,9 @@ class _Check:
         for section in ("model", "privacy", "evaluation", "refusals", "protects", "private_population"):
             ours, theirs = expected[section], given.get(section)
             wrong = [] if ours == theirs else [""]
-            if section == "model" and isinstance(theirs, dict):
-                theirs = {name: value for name, value in theirs.items() if name not in ("made_by", "method_title")}
             if isinstance(ours, dict) and isinstance(theirs, dict):
                 # Versions differ in their fields; those that both have are compared, and always those of the claim.
-                names = (theirs.keys() | CLAIM) & ours.keys()
+                names = ((theirs.keys() | CLAIM) & ours.keys()) - {"made_by", "method_title"}
                 wrong = [f".{name}" for name in sorted(names) if theirs.get(name) != ours[name]]
             self.differs += [f"card.json: {section}{name} is not what statement and metrics say" for name in wrong]
         text, is_same_text = self.bundle.public / CARD_TEXT, True

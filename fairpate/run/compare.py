@@ -218,10 +218,9 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
     for cell in cells:
         if cell.config.is_private and not cell.config.is_seeded:
             # By the settings of a release: cells that share it spend it once.
-            config = cell.config
-            shared = config.shared_release
+            shared = cell.config.shared_release
             name = cell.digest if shared is None else values_digest(shared)
-            of_data.setdefault(config.data.name, {}).setdefault(name, cell)
+            of_data.setdefault(cell.config.data.name, {}).setdefault(name, cell)
     for data, found in of_data.items():
         targets = [cell.config.target for cell in found.values()]
         known = [epsilon for target in targets if (epsilon := target.stated.get("epsilon")) is not None]
