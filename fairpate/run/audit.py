@@ -37,7 +37,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -82,7 +81,6 @@ from fairpate.privacy.audit_bounds import (
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables, event_from, event_json
 from fairpate.releases.directory import (
-    RunDirectory,
     read_release,
     read_statement,
     require_data,
@@ -141,13 +139,17 @@ def audit_run(
             f"{'none' if statement is None else statement.noise}), so there is nothing to audit; give a run with a "
             f"finite epsilon and noise {OS_ENTROPY}."
         )
-    parts = ["private", *(["test"] if "test" in statement.part_events else [])]
-    audited = []
-    for part in parts:
-        stated = statement.events if part == "private" else statement.part_events[part]
-        events = [event_from(event) for event in stated]
-        make = partial(shadows_of, run, config, events, part, on_private=on_private)
-        shadows, control = make(), make(is_control=True)
+    if on_private:
+        require_data_by_name(run)
+    facts, loaded = require_data(run), load_for(run, config.data) if on_private else None
+    stated = {"private": statement.events, "test": statement.part_events.get("test", ())}
+    parts = {part: tuple(map(event_from, events)) for part, events in stated.items() if events}
+    releases = []
+    for part, events in parts.items():
+        audited = Audited(
+            run=run, facts=facts, events=events, loaded=loaded, is_control=False, initial_model=initial_model
+        )
+        shadows, control = (_shadows(config, replace(audited, is_control=each), part) for each in (False, True))
         expected, drawn = ([event_json(event) for event in each] for each in (events, shadows.events))
         if not alike(expected, drawn, _EVENTS_ALIKE):
             raise AuditError(
@@ -156,7 +158,7 @@ def audit_run(
             )
         options: dict[str, Any] = {"num_canaries": num_canaries, "minutes": minutes / len(parts), "centred": on_private}
         options |= {"epsilon": statement.epsilon, "delta": statement.delta}
-        audited.append(attacked(shadows, control, part, reporter, **options))
+        releases.append(attacked(shadows, control, part, reporter, **options))
     not_attacked = []
     if "validation" in statement.part_events:
         not_attacked.append("the choice of settings by validation records")
@@ -175,7 +177,7 @@ def audit_run(
         settings=values_digest(strict(config.settings_without())),
         records="private" if on_private else "made",
         not_attacked=tuple(not_attacked),
-        releases=tuple(audited),
+        releases=tuple(releases),
     )
     folder = run.private if on_private else run.public
     write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
@@ -396,31 +398,9 @@ class _Played:
         return total_RM.ravel()
 
 
-def shadows_of(
-    run: RunDirectory,
-    config: Method,
-    events: Sequence[Any],
-    part: str,
-    *,
-    is_control: bool = False,
-    on_private: bool = False,
-) -> Shadows:
-    """Return attacks on shadow releases of a run: releases that its method draws for the audit, with the run's noise or
-    (``is_control``) half of it.
-
-    ``events`` are the run's privacy events for the records that the releases read; ``part`` says which records these
-    are, "private" or "test". AuditError if no attack is known for the method.
-    """
-    if on_private:
-        require_data_by_name(run)
-    audited = Audited(
-        run=run,
-        facts=require_data(run),
-        events=tuple(events),
-        loaded=load_for(run, config.data) if on_private else None,
-        is_control=is_control,
-        initial_model=initial_model,
-    )
+def _shadows(config: Method, audited: Audited, part: str) -> Shadows:
+    """Return attacks on shadow releases of a run, which its method draws for the audit; ``part`` says which records
+    these read, "private" or "test". AuditError if no attack is known for the method."""
     shadows = _metrics(config, audited) if part == "test" else config.attack(audited)
     if shadows is None:
         known = [name for name, method in all_methods().items() if method.attack is not Method.attack]
