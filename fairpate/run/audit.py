@@ -307,35 +307,27 @@ def _singles(
     found, row = list[SingleRelease](), 0
     for number, release in enumerate(shadows.releases):
         of_all = more.get(release.name, ())
-        looked_at = SingleRelease(
+        single = SingleRelease(
             name=release.name,
             claim=release.claim,
             noise=(*played.noise[number], *(each for each in of_all if isinstance(each, NoiseSeen))),
             tests=(*tests[number], *(each for each in of_all if isinstance(each, NoiseTest))),
             reach=release.reach,
         )
-        if not release.is_attacked:
-            found.append(looked_at)
-            continue
-        results = []
-        for each in (played, of_half):
-            scores_RM = each.scores_RSM[:, row]
-            num_scores = int((~np.isnan(scores_RM)).sum())
-            is_gaussian = shadows.is_gaussian or not release.is_joint
-            plan = _at_best(release.claim, num_scores, delta, is_gaussian=is_gaussian)
-            results.append(_outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan))
-        # What the code under test shows of a gain counts up to what is claimed: a fault must not raise the power.
-        planned_mu = None if release.claim.mu is None else min(float(played.gains_S[row]), release.claim.mu)
-        found.append(
-            replace(
-                looked_at,
-                attack=replace(release.claim, mu=planned_mu),
-                found=results[0],
-                control=results[1],
-                control_claim=control.releases[number].claim,
-            )
-        )
-        row += 1
+        if release.is_attacked:
+            results = []
+            for each in (played, of_half):
+                scores_RM = each.scores_RSM[:, row]
+                num_scores = int((~np.isnan(scores_RM)).sum())
+                is_gaussian = shadows.is_gaussian or not release.is_joint
+                plan = _at_best(release.claim, num_scores, delta, is_gaussian=is_gaussian)
+                results.append(_outcome(scores_RM.ravel(), each.coins_RM.ravel(), plan))
+            # What the code under test shows of a gain counts up to what is claimed: a fault must not raise the power.
+            planned_mu = None if release.claim.mu is None else min(float(played.gains_S[row]), release.claim.mu)
+            attack, claimed = replace(release.claim, mu=planned_mu), control.releases[number].claim
+            single = replace(single, attack=attack, found=results[0], control=results[1], control_claim=claimed)
+            row += 1
+        found.append(single)
     return tuple(found)
 
 

@@ -742,7 +742,7 @@ def demo(sweep: Path, out: Path) -> Output:
             models[config.method] = read_claims(run)
         else:
             shown, rejecting = config.method, read_claims(run)
-            page = RunDirectory(root=comparison.folder.run(row)).public_report
+            page = run.public_report
     private = [name for name, claims in models.items() if claims.guarantee.protects]
     (without,) = models.keys() - private
     claims, bare = models[shown], models[without]
