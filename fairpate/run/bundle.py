@@ -129,7 +129,7 @@ def write_hub_folder(root: Path, folder: Path, *, licence: str = "unknown") -> t
             # The head last: until then the folder is no bundle.
             for name, part in parts.items():
                 content = part if isinstance(part, bytes) else part.read_bytes()
-                write_atomically(folder / name, lambda path, content=content: path.write_bytes(content))  # type: ignore[misc]
+                write_atomically(folder / name, partial(Path.write_bytes, data=content))
                 count(len(content))
         except OSError as error:
             raise PlaceError(f"--hub: {folder} cannot be written ({error.strerror}); give another place.") from error

@@ -15,7 +15,7 @@ import shutil
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -183,8 +183,7 @@ def compare(
         odometer = Odometer()
         data_sets = {cell.config.data.name: cell.config.target.delta for cell in missing if cell.config.is_private}
         before = {data: odometer.charges(data) for data in data_sets}
-        for words in planned_spending(missing, odometer, reporter):
-            reporter.note("spends", words)
+        announce_releases(missing, odometer, reporter)
         worked: dict[str, float] = {}
         try:
             if missing:
@@ -207,9 +206,9 @@ def compare(
     return Comparison(folder=folder, changed=True, choices=known, spent=tuple(filter(None, said)), **shown)
 
 
-def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
-    """Yield a sentence for each data set: how many releases ``cells`` make of it, what these may cost, and what earlier
-    releases cost.
+def announce_releases(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter) -> None:
+    """Print for each data set how many releases ``cells`` make of it, what these may cost, and what earlier releases
+    cost.
 
     A release that several cells share is counted once. Methods without privacy and runs with seeded noise, which is not
     private, are left out. If the total of a data set is above a limit, ``reporter`` asks the user to confirm it.
@@ -228,18 +227,17 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Report
         if len(known) == len(targets):
             most = f"of at most ε = {epsilon_text(sum(known))} in sum"
         before = spent(data, odometer, delta=targets[0].delta)
-        yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
+        reporter.note("spends", f"{counted(len(found), 'release')} on {data}, {most}; so far {before}")
         of_first = next(iter(found.values())).config.data
         is_own = of_first.declaration is not None
+        units, unit = declared_units(of_first)
+        if caution := draft_caution(of_first):
+            reporter.note("caution", caution)
+        # Of the largest delta: a smaller one needs less of a caution.
+        announce_delta(max(target.delta for target in targets), units, unit, reporter, is_own=is_own)
         question = question_above(data, planned=sum(known), odometer=odometer, delta=targets[0].delta, is_own=is_own)
-        if reporter is not None:
-            units, unit = declared_units(of_first)
-            if caution := draft_caution(of_first):
-                reporter.note("caution", caution)
-            # Of the largest delta: a smaller one needs less of a caution.
-            announce_delta(max(target.delta for target in targets), units, unit, reporter, is_own=is_own)
-            if question:
-                reporter.consent(question)
+        if question:
+            reporter.consent(question)
 
 
 class _ThisProcess:

@@ -471,8 +471,7 @@ def _nested(settings: Mapping[str, Any]) -> Values:
                     f"{path}: {part} is a value, not a section, so nothing can be set inside it; leave out one of "
                     "the two settings."
                 )
-        last = section.get(parts[-1])
-        section[parts[-1]] = merge(last, value) if isinstance(last, dict) and isinstance(value, dict) else value
+        section.update(merge(section, {parts[-1]: value}))
     return nested
 
 

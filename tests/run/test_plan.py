@@ -17,9 +17,9 @@ from fairpate.config import SweepConfig, parse_config
 from fairpate.methods.base import Method, price
 from fairpate.releases.directory import read_statement
 from fairpate.releases.odometer import Odometer
-from fairpate.run.compare import planned_spending
+from fairpate.run.compare import announce_releases
 from fairpate.run.forecast import forecast, question_above
-from fairpate.run.sweep import cells_of
+from fairpate.run.sweep import Cell, cells_of
 from fairpate.terminal import Reporter
 from fairpate.types import UsageError
 
@@ -161,18 +161,24 @@ def test_a_run_says_before_it_begins_what_it_spends_and_what_was_spent(fairpate,
     assert spends("--out", "seeded", "--set", "noise=seeded") == []
 
 
-def test_a_comparison_counts_a_shared_release_once_and_leaves_out_what_is_not_private(tmp_path) -> None:
+def test_a_comparison_counts_a_shared_release_once_and_leaves_out_what_is_not_private(tmp_path, capsys) -> None:
     rejecting = {"grid": {"student.idp3": [None, {"max_disparity": 0.1, "min_count": 25}]}}
     methods = {"sgd": {}, "dp_sgd": {}, "weighted_votes": rejecting, "pate": {"data_sets": []}}
     sweep = {"data_sets": {"color_digits": {"grid": {"target.epsilon": [1, 3]}}, "loans": {}}, "methods": methods}
     sweep["settings"] = {"target.epsilon": 2}
     cells = cells_of(parse_config(sweep, SweepConfig), folder=tmp_path)
-    assert list(planned_spending(cells, Odometer(tmp_path))) == [
+
+    def spends(cells: list[Cell]) -> list[str]:
+        announce_releases(cells, Odometer(tmp_path), Reporter())
+        lines = capsys.readouterr().err.splitlines()
+        return [line.removeprefix("spends").strip() for line in lines if line.startswith("spends")]
+
+    assert spends(cells) == [
         "4 releases on color_digits, of at most ε = 8.00 in sum; so far nothing",
         "2 releases on loans, of at most ε = 4.00 in sum; so far nothing",
     ]
     seeded = [replace(cell, config=cell.config.model_copy(update={"noise": "seeded"})) for cell in cells]
-    assert list(planned_spending(seeded, Odometer(tmp_path))) == []
+    assert spends(seeded) == []
 
 
 def test_a_comparison_above_a_limit_asks_and_without_a_terminal_names_yes(fairpate, tmp_path, monkeypatch) -> None:
