@@ -61,8 +61,6 @@ from fairpate.types import DataError, RunRecord, UserError, restored, strict
 
 Values = dict[str, Any]
 Schemas = dict[str, type[Method]]
-# Error messages as the keys of a dict, so that each message occurs once, in the order in which it was found.
-Faults = dict[str, None]
 
 # The columns of every notion of fairness: its value, the ends of its interval, and the smallest limit at which the
 # records suffice to call it fair.
@@ -276,21 +274,21 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
     # The values depend on the public files too, which may have changed since the last sweep.
     _fitted_values.cache_clear()
     _start.cache_clear()
-    faults: Faults = {}
+    faults: list[str] = []
     schemas: Schemas = {}
     methods_on: dict[str, Schemas] = {data: {} for data in sweep.data_sets}
     for method, listing in sweep.methods.items():
         try:
             schemas[method] = find_method(method)
         except ConfigError as error:
-            faults[f"methods.{method}: {str(error).removeprefix('method: ')}"] = None
+            faults.append(f"methods.{method}: {str(error).removeprefix('method: ')}")
         for name in sweep.data_sets if listing.data_sets is None else listing.data_sets:
             if name not in sweep.data_sets:
                 words = f"unknown data set {name}{nearest(name, list(sweep.data_sets))}."
-                faults[f"methods.{method}.data_sets: {words}"] = None
+                faults.append(f"methods.{method}.data_sets: {words}")
             elif method in schemas:
                 methods_on[name][method] = schemas[method]
-    faults |= dict.fromkeys(_misplaced(sweep, schemas, methods_on))
+    faults += _misplaced(sweep, schemas, methods_on)
     last = [] if data_dir is None else [_Layer("--data-dir", {"data.data_dir": str(data_dir)})]
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
@@ -304,10 +302,10 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
                 )
             start = None if read is None else merge({"data": {"name": data}}, read)
         except ConfigError as error:
-            faults[f"data_sets.{data}.file: {error}"] = None
+            faults.append(f"data_sets.{data}.file: {error}")
             continue
         _, unread = read_and_unread(list(here.values()), start or {})
-        faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
+        faults += [f"data_sets.{data}: {fault}" for path, value in unread for fault in refused(path, value)]
         tried = [
             _config(data, method, schema, start, [*layers, *last], faults)
             for method, schema in here.items()
@@ -318,7 +316,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
         for name in {config.data.name for config in configs} - {data}:
             if data in REGISTRY:
                 words = f"names another data set than data.name={name}; give the results another name."
-                faults[f"data_sets.{data}: {words}"] = None
+                faults.append(f"data_sets.{data}: {words}")
         for seed in sweep.seeds:
             for config in configs:
                 # The seed alone changes, so one validation serves all.
@@ -328,7 +326,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
                 digest = base.config_digest(of_seed) + ("" if config.data.name == data else f"-{data}")
                 cells[digest] = Cell(data=data, config=of_seed, digest=digest)
     if faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
     return list(cells.values())
 
 
@@ -399,7 +397,7 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
 
 
 def _config(
-    data: str, method: str, schema: type[Method], start: Values | None, layers: Sequence[_Layer], faults: Faults
+    data: str, method: str, schema: type[Method], start: Values | None, layers: Sequence[_Layer], faults: list[str]
 ) -> Method | None:
     """Return the configuration of a cell: the values ``start``, overridden by the settings in ``layers``. None if the
     configuration has a fault, whose message is added to ``faults``.
@@ -453,7 +451,7 @@ def _config(
         field = fault.partition(": ")[0]
         # The last layer that names a field is the one that set it; otherwise it is a default of the data set.
         places = [each.place for each in laid if any(overlapping(field, path) for path in flattened(dict(each.values)))]
-        faults[f"{places[-1]}.{fault}" if places else f"data_sets.{data}: {fault}"] = None
+        faults.append(f"{places[-1]}.{fault}" if places else f"data_sets.{data}: {fault}")
     return None if found else config
 
 
