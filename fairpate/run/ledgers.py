@@ -26,16 +26,9 @@ from aggregator import ledger_audit, store
 from aggregator.ledger import LedgerState, back_end, noted_at, read_ledger
 from aggregator.store import Address, LedgerError, head_path, is_database, ledger_files, lock, shown
 from fairpate.config import ConfigError
-from fairpate.files import check_output, give_to_owner
+from fairpate.files import check_output, give_to_owner, write_atomically
 from fairpate.pages import delta_text
-from fairpate.releases.directory import (
-    RunDirectory,
-    RunDirectoryError,
-    RunFolderError,
-    read_json,
-    write_json,
-    write_text,
-)
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, RunFolderError, read_json, write_json
 from fairpate.releases.odometer import COLUMNS, Odometer, OdometerError
 from fairpate.releases.run_ledger import LedgerPlace, missing_labels, parsed, place_of
 from fairpate.run.folder import as_trained, load_for, open_run_directory
@@ -63,7 +56,7 @@ def back_up_run(path: Path, out: Path) -> int:
     back_end(out).write(out, state.header, rows)
     if run is not None:
         # Last: the time of the last backup is that of a complete one.
-        write_text(run.ledger_backup, "", private=True)
+        write_atomically(run.ledger_backup, Path.touch, private=True)
     return len(rows)
 
 
