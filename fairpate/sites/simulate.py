@@ -107,12 +107,11 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
     ids, empty for a table without them."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
-    # Read all columns: records may be dealt by one that is not a feature.
-    whole = table.model_copy(update={"identity": table.identity.model_copy(update={"by_text": True})})
     request = request_of(data, entry)
     if data.declaration is None and data.name in MADE:
         request = replace(request, tables={"records": MADE[data.name]()})
-    for part, _, rows in rows_of(whole, request, table.files.parts):
+    # All columns: records may be dealt by one that is not a feature.
+    for part, _, rows in rows_of(table, request, table.files.parts, others=True):
         for rule in table.keep:
             rows = rows.filter(pc.invert(pc.is_in(text_of(rows[rule.column]), pa.array(rule.other_than, pa.string()))))
         found.setdefault(part, []).append(rows)
