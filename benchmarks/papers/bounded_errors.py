@@ -52,7 +52,7 @@ def main() -> None:
 def noise_of(epsilon: float) -> float:
     """Return the standard deviation of the noise on a count of records, where metrics share epsilon."""
     price = Price(epsilon=epsilon, delta=DELTA, unit="record", relation="add or remove one", accounting="pld")
-    return table_event(price, with_confidences=True).noise_stddev_records
+    return table_event(price, ErrorBound(max_error=0.05)).noise_stddev_records
 
 
 def _of_population(name: str, draws: int) -> measured.Cells:

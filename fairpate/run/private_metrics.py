@@ -264,11 +264,13 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
     return replace(found, reject_option=spread)
 
 
-def table_event(cost: Price, *, with_confidences: bool = False) -> PredictionTables:
+def table_event(cost: Price, bound: ErrorBound | None = None) -> PredictionTables:
     """Return the privacy event of a noisy table of predictions with the least noise at which the table costs at most
-    ``cost``. The event has the unit and relation of ``cost``. ``with_confidences``: a second table, of right and wrong
-    predictions by confidence, is released with it (:mod:`fairpate.run.bounded_answers`), with the same noise."""
-    table = partial(PredictionTables, count=1 + with_confidences, weight=WEIGHT, unit=cost.unit, relation=cost.relation)
+    ``cost``. The event has the unit and relation of ``cost``. With a ``bound`` on the errors of answers, a second
+    table, of right and wrong predictions by confidence, is released with it (:mod:`fairpate.run.bounded_answers`), with
+    the same noise."""
+    count = 1 if bound is None else 2
+    table = partial(PredictionTables, count=count, weight=WEIGHT, unit=cost.unit, relation=cost.relation)
     # By loss distributions: their bound is tighter than that of Renyi curves, so that less noise suffices.
     noise = least_noise(
         lambda noise: (table(noise_stddev_records=noise),),

@@ -171,7 +171,7 @@ def run_method(
             table, cost = opened.log.of_part("test"), opened.config.planned_cost(opened.dataset)
             assert cost is not None  # `check_metrics` refuses a method without a guarantee
             if table.stored() is None:
-                event = table_event(cost, with_confidences=opened.config.student.reject is not None)
+                event = table_event(cost, opened.config.student.reject)
                 table.check([event], noise=OS_ENTROPY)
         if not is_trained and not reporter.console.quiet:
             announce_votes(opened)

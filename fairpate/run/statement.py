@@ -44,9 +44,7 @@ def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
         # The table is drawn after this statement, which prices it before anything of it is visible.
-        parts["test"] = stated_tables(
-            run, lambda: table_event(config.price(trained), with_confidences=config.student.reject is not None)
-        )
+        parts["test"] = stated_tables(run, lambda: table_event(config.price(trained), config.student.reject))
     if run.choice.exists():
         parts["validation"] = read_release(run.choice)[0].events
         # Made under another odometer, perhaps: this one counts it by the id of the choice, once.

@@ -321,7 +321,7 @@ def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
     if config.evaluation.metrics == "private":
         # Of any model: the cells are the same, and so is the price.
         cost = price(released.events, delta=config.target.delta, accounting=config.target.stated["accounting"])
-        event = table_event(cost, with_confidences=config.student.reject is not None)
+        event = table_event(cost, config.student.reject)
         bins, groups, classes = len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes
         empty = np.zeros((bins * groups, classes**2), np.int64)
         if config.student.reject is not None:  # with the table by confidence, in one column
