@@ -607,8 +607,7 @@ def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float 
     symmetric. Replacing a record has another worst pair (:func:`_replacing`).
     """
     if sampling_rate == 1:
-        highest = math.ceil(base.largest_loss / interval) + 1
-        return symmetric(connected(interval, -highest, _symmetric_excess(base.divergence, interval, highest)))
+        return _mirrored(base.divergence, base.largest_loss, interval)
     log_out = math.log1p(-sampling_rate)
     # A sample shifts the largest loss to ln(1 - rate + rate e^loss), and no loss of removing is below ln(1 - rate).
     highest = math.ceil(float(np.logaddexp(log_out, math.log(sampling_rate) + base.largest_loss)) / interval) + 1
@@ -634,12 +633,13 @@ def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray
     return np.exp(np.minimum(epsilons, 0.0)) * divergence(np.abs(epsilons)) * (1 + 4 * UNIT)
 
 
-def _symmetric_excess(divergence: Callable[[FloatArray], FloatArray], interval: float, highest: int) -> FloatArray:
-    """Return :func:`_excess` on the grid from -``highest`` to ``highest``, with one divergence for both signs."""
-    # The divergence takes most of the time, and its value at -epsilon follows from that at epsilon.
+def _mirrored(divergence: Callable[[FloatArray], FloatArray], largest_loss: float, interval: float) -> LossDistribution:
+    """Return the loss distribution of a mirror symmetric pair, given its divergence at thresholds >= 0."""
+    highest = math.ceil(largest_loss / interval) + 1
+    # The divergence takes most of the time, and its excess at -epsilon follows from that at epsilon (`_excess`).
     above = divergence(_grid(interval, 0, highest + 1))
     below = np.exp(_grid(interval, -highest, highest)) * above[:0:-1]
-    return np.concatenate([below, above]) * (1 + 4 * UNIT)
+    return symmetric(connected(interval, -highest, np.concatenate([below, above]) * (1 + 4 * UNIT)))
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
@@ -667,11 +667,11 @@ def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDis
     log_in, log_out = math.log(rate), math.log1p(-rate) if rate < 1 else -math.inf
 
     def divergence(epsilons: FloatArray) -> FloatArray:
-        half = np.abs(epsilons) / 2
+        half = epsilons / 2
         with np.errstate(divide="ignore"):
             # asinh(e^y) in log space, as each factor may overflow.
             log_sinh = log_out - log_in + 1 / (2 * variance) + half + np.log(-np.expm1(-2 * half) / 2)
-        output = variance * (half + np.logaddexp(log_sinh, np.logaddexp(0.0, 2 * log_sinh) / 2)) * np.sign(epsilons)
+        output = variance * (half + np.logaddexp(log_sinh, np.logaddexp(0.0, 2 * log_sinh) / 2))
         log_seen, log_mirrored = (
             np.logaddexp(
                 log_out + scipy.special.log_ndtr(-output / noise_multiplier),
@@ -680,11 +680,9 @@ def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDis
             for move in (1, -1)
         )
         seen, mirrored = np.exp(log_seen), np.exp(epsilons + log_mirrored)
-        deviations = (np.abs(output) + 1) / noise_multiplier
-        return seen - mirrored + _rounding(seen + mirrored, deviations, np.abs(epsilons))
+        return seen - mirrored + _rounding(seen + mirrored, (output + 1) / noise_multiplier, epsilons)
 
     # The loss at the largest output with a mass that matters.
     most = 1 + _MOST_DEVIATIONS * noise_multiplier
     against, for_it = (np.logaddexp(log_out, log_in + (2 * move * most - 1) / (2 * variance)) for move in (-1, 1))
-    highest = math.ceil((for_it - against) / interval) + 1
-    return symmetric(connected(interval, -highest, _symmetric_excess(divergence, interval, highest)))
+    return _mirrored(divergence, for_it - against, interval)
