@@ -107,7 +107,6 @@ from fairpate.fairness.rates import joint_table
 from fairpate.lazy import sklearn
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Audited, PrivateMethod, Trained, Training, arguments
-from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import NO_EVENT, ParityCells, ParityConfig, require_shares
 from fairpate.privacy.accountant import Event, LaplaceReleases, PureReleases, spent
 from fairpate.privacy.audit_bounds import Claimed, Coins, Drawn, IdealAttack, NoiseSeen, Seen, Shadows, normal_scores
@@ -751,7 +750,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     return Mixing(mixing_GCC=mixing_GCC, error=float(found.fun), max_slack=float(max(slacks)))
 
 
-class Postprocessing(DpSgdFamily):
+class Postprocessing(dp_sgd.DpSgdFamily):
     """DP-postprocessing, which protects one sensitive attribute, or one record with a private base classifier."""
 
     title: ClassVar[str] = "DP-postprocessing"

@@ -58,7 +58,6 @@ from fairpate.config import CountOrZero, Disables, Fraction, NotNegative, Positi
 from fairpate.lazy import functional, torch
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Stream, Trained, Training, Watch, noise_within
-from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
@@ -433,7 +432,7 @@ class FermiSteps:
 
 
 def calibrated_steps(
-    config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, *, num_records: int, unit: Unit = "record"
+    config: DpFermiConfig, base: dp_sgd.DpSgdConfig, target: PrivacyTarget, *, num_records: int, unit: Unit = "record"
 ) -> FermiSteps:
     """Return the training steps with the least noise at which they, together with the release of shares, cost at most
     ``target``.
@@ -479,7 +478,7 @@ class FermiTrained(Trained):
     shares_EG: FloatArray
 
 
-class DpFermi(DpSgdFamily):
+class DpFermi(dp_sgd.DpSgdFamily):
     """DP-FERMI, with noise calibrated to the target. It protects records or persons, or only a sensitive attribute."""
 
     protects_persons: ClassVar[bool] = True
