@@ -70,7 +70,7 @@ from fairpate.privacy.mechanism_events import event_from
 from fairpate.releases.directory import write_json
 from fairpate.run.folder import create_run_directory, record_data
 from fairpate.run.forecast import public_units
-from fairpate.run.private_metrics import Assessment, assess
+from fairpate.run.private_metrics import assess
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import train_model
 from fairpate.run.statement import stated_units, statement_of
@@ -643,10 +643,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"method: {config.method} has no privacy guarantee, so neither model nor card may be published; choose "
                 "another method."
             )
-        student, dataset, assessed = self._tested(X, y, sensitive_features)
+        bare, dataset = self._test_set(X, y, sensitive_features)
+        assessed = assess(bare, dataset, config.evaluation, seed=config.seed)
         run = create_run_directory(config.model_copy(update={"out": Path(folder)}))
         record_data(run, dataset, given_from_python=True)
-        _write_student(student, run.public)
+        _write_student(replace(bare, embedding=self.student_.embedding), run.public)
         write_json(run.statement, strict(self.statement_))
         write_json(run.metrics, assessed.to_json())
         return write_card(Path(folder), **use)
@@ -734,9 +735,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _predicted(self, X: Any, y: Any, groups: Any) -> tuple[Prediction, Dataset]:
         """Return the model's predictions for test records, and these as a data set of encoded features."""
-        check_is_fitted(self, "student_")
-        student, dataset = self._test_set(X, y, groups)
-        bare = replace(student, embedding=None)  # the records are embedded already
+        bare, dataset = self._test_set(X, y, groups)
         return bare.predict(dataset.test.x, dataset.test.z.numpy(), generator=np.random.default_rng(0)), dataset
 
     def plot(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, ax: Any = None) -> Any:
@@ -746,9 +745,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The title shows accuracy, epsilon, disparity and coverage. Returns matplotlib's axes, ``ax`` or new ones, which
         need ``pip install 'fairpate[plot]'``.
         """
-        check_is_fitted(self, "student_")
-        *_, assessed = self._tested(X, y, sensitive_features)
-        measured, statement = assessed.headline, self.statement_
+        bare, dataset = self._test_set(X, y, sensitive_features)
+        measured = assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed).headline
+        statement = self.statement_
         if ax is None:
             require_extra("plot", "plot")
             from matplotlib import pyplot as plt
@@ -770,16 +769,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ax.legend(loc="lower right")
         return ax
 
-    def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
-        """Measure the model's predictions on test records. Return the model, these records as a data set of encoded
-        features, and the assessment (metrics and verdict) of the predictions."""
-        student, dataset = self._test_set(X, y, groups)
-        # The records are embedded already.
-        bare = replace(student, embedding=None)
-        return student, dataset, assess(bare, dataset, self.config_.evaluation, seed=self.config_.seed)
-
     def _test_set(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset]:
-        """Return the model, and test records as a data set of encoded features, in the embedding if there is one."""
+        """Return test records as a data set of encoded features, in the embedding if there is one, and the model for
+        such features, without its embedding."""
+        check_is_fitted(self, "student_")
         given = values_of(self._labels(X, y), "y", missing=NO_LABEL)
         records, labels = self._records(X, groups), column_or_1d(given, warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
@@ -800,7 +793,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             group_names=card.group_names,
             sensitive_attribute=card.sensitive_attribute,
         )
-        return student, dataset
+        return replace(student, embedding=None), dataset
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
         """Return the published model. If it was trained without groups, return a copy in which the names of the groups
