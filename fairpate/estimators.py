@@ -58,7 +58,7 @@ from fairpate.data.from_arrays import (
     person_names,
     sensitive_column,
 )
-from fairpate.data.given import values_of
+from fairpate.data.given import Values, values_of
 from fairpate.data.overlap import PUBLIC_RECORD, doubts, require_no_copy
 from fairpate.data.registry import embedded
 from fairpate.fairness import group_tables
@@ -79,9 +79,6 @@ from fairpate.terminal import Reporter, require_extra
 from fairpate.types import REMARKS, PrivacyStatement, restored, stream_seed, strict
 from student.card import StudentFileError
 from student.student import Prediction, Student, load_student, save_student
-
-Values = npt.NDArray[Any]
-
 
 # An estimator's statement names no earlier releases: by default no odometer charges what it releases.
 _NO_PARAMETERS = ("method", "out", "names_earlier", "seed", "data")

@@ -128,8 +128,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         units = names or whole.private.unit_id
         is_training_N = keyed_uniform(units, seed=seed, purpose="parts") >= self.validation_share
         rows, kept_apart = np.flatnonzero(is_training_N), np.flatnonzero(~is_training_N)
-        pool = {"public_X": public_X, "public_sensitive_features": public_sensitive_features}
-        given: dict[str, Any] = dict(pool)
+        given: dict[str, Any] = {"public_X": public_X, "public_sensitive_features": public_sensitive_features}
         for name, each, missing in (
             ("sensitive_features", sensitive_features, NO_GROUP),
             ("persons", persons, NO_PERSON),

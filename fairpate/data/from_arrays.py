@@ -26,10 +26,9 @@ from fairpate.data import table_files, tables
 from fairpate.data.columns import is_missing
 from fairpate.data.dataset import SEPARATORS, SPLIT_NAMES, Dataset, Part, Split, alike, counted
 from fairpate.data.declaration import as_declared, read_declaration
-from fairpate.data.given import as_table, kind_of, values_of
+from fairpate.data.given import Values, as_table, kind_of, values_of
 from fairpate.data.large_arrays import Names
 
-Values = npt.NDArray[Any]
 GIVEN: tuple[Part, ...] = ("private",)
 """The parts of a data set that a caller of an estimator passes."""
 _MOST_DRAWN = 10**7
@@ -311,7 +310,6 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     rows = as_declared(table, pa.concat_tables(batches), options)
     faults.rows[name] += len(rows)
     features = table.visible(options)
-    tables.require_columns(rows, [column for column, _ in features], name)
     x = tables.encode(rows, features, name, faults)
     labels: Values | None = None
     groups: Values | None = None

@@ -20,7 +20,7 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -198,8 +198,8 @@ GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
 
 def _coloured(
     request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
-) -> dict[str, Any]:
-    """Return coloured digits as fields of :class:`LoadedRecords`. Each digit's colour is its noisy binary label,
+) -> LoadedRecords:
+    """Return coloured digits. Each digit's colour is its noisy binary label,
     flipped with the digit's own probability in ``flips``."""
     # Flips are hashes of names, not drawn from a stream: another record must not change the label of this one.
     high = np.asarray(digits) >= FIRST_HIGH_DIGIT
@@ -211,13 +211,13 @@ def _coloured(
     painted = np.zeros((len(grey), 1 + is_visible, *grey.shape[1:]), dtype=np.uint8)
     painted[np.arange(len(grey)), colour if is_visible else 0] = grey
     x, y, z = map(torch.from_numpy, (painted, digits, colour if sensitive == "colour" else binary))
-    return {
-        "kind": "image",
-        "records": Split(x=x, y=y, z=z, record_id=names),
-        "label_names": tuple(str(digit) for digit in range(10)),
-        "group_names": GROUPS[sensitive],
-        "sensitive_attribute": sensitive,
-    }
+    return LoadedRecords(
+        kind="image",
+        records=Split(x=x, y=y, z=z, record_id=names),
+        label_names=tuple(str(digit) for digit in range(10)),
+        group_names=GROUPS[sensitive],
+        sensitive_attribute=sensitive,
+    )
 
 
 COLOUR_FLIP = 0.1
@@ -236,7 +236,7 @@ def load_color_digits(request: Request) -> LoadedRecords:
     """
     grey, digits = _published()
     names = tuple(f"digit-{index:04d}" for index in range(len(digits)))
-    return LoadedRecords(**_coloured(request, grey, digits.copy(), names, np.full(len(names), COLOUR_FLIP)))
+    return _coloured(request, grey, digits.copy(), names, np.full(len(names), COLOUR_FLIP))
 
 
 @cache
@@ -271,7 +271,7 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     used = np.r_[0:NUM_PRIVATE, len(digits) - NUM_HELD_OUT : len(digits)]
     names = tuple(f"mnist-{index:05d}" for index in used)
     coloured = _coloured(request, grey[used], digits[used], names, flips[used])
-    return LoadedRecords(**coloured, origins=dataset.origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
+    return replace(coloured, origins=dataset.origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
 
 
 def load_mnist(request: Request) -> LoadedRecords:
