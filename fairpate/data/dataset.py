@@ -420,14 +420,9 @@ class DatasetEntry:
 
     def located(self, request: Request) -> tuple[Path, ...]:
         """Return the paths of all files, and of all folders of pictures, that the loader reads on ``request``; errors
-        as in :func:`expanded` and :func:`locate`."""
-        has_folders = self.kind == "image"
-        files = (
-            each
-            for file in self.needed_files(request.options)
-            for each in expanded(file, request.data_dir, has_folders=has_folders)
-        )
-        return tuple(locate(file, request.data_dir, has_folders=has_folders)[1] for file in files)
+        as in :func:`locate_all`."""
+        files, has_folders = self.needed_files(request.options), self.kind == "image"
+        return tuple(path for file in files for _, path in locate_all(file, request.data_dir, has_folders=has_folders))
 
 
 def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
@@ -504,6 +499,12 @@ def locate(file: SourceFile, data_dir: Path | None, *, has_folders: bool = False
     if (found := find(file, folder, has_folders=has_folders)) is None:
         raise DataError(f"{folder / file.path}: missing file. {how_to_get(file, folder)}")
     return found
+
+
+def locate_all(file: SourceFile, data_dir: Path | None, *, has_folders: bool) -> Iterator[tuple[SourceFile, Path]]:
+    """Yield each file that the path of ``file`` matches (:func:`expanded`), and where :func:`locate` finds it."""
+    for each in expanded(file, data_dir, has_folders=has_folders):
+        yield locate(each, data_dir, has_folders=has_folders)
 
 
 def how_to_get(file: SourceFile, folder: Path) -> str:

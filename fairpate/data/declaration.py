@@ -556,9 +556,8 @@ def _batches_of(
     for part, declared in parts.items():
         active = (each for each in declared if dataset.holds(each.when, request.options))
         has_folders = table.pictures is not None
-        files = (dataset.expanded(each, request.data_dir, has_folders=has_folders) for each in active)
-        for file in itertools.chain.from_iterable(files):
-            choice, path = dataset.locate(file, request.data_dir, has_folders=has_folders)
+        files = (dataset.locate_all(each, request.data_dir, has_folders=has_folders) for each in active)
+        for choice, path in itertools.chain.from_iterable(files):
             if path.is_dir():
                 yield part, choice.path, folder_table(path, dataset.resolve_data_dir(request.data_dir))
                 continue
