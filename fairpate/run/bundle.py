@@ -44,21 +44,12 @@ from fairpate.releases.directory import (
 )
 from fairpate.report.metrics import GAPS, with_labels
 from fairpate.report.model_card import Card, CardData, IntendedUse, card_page, card_text
-from fairpate.report.records import Guarantee
 from fairpate.report.reject_option import OrderResult, RejectOptionSpread
 from fairpate.report.run_page import Audit, audit_page
 from fairpate.run.bounded_answers import without_rule
 from fairpate.run.folder import environment
 from fairpate.run.private_metrics import Assessment, assessment_of
-from fairpate.run.publication import (
-    card_of,
-    card_values,
-    evaluation_of,
-    read_answers,
-    read_evaluation,
-    stated_use,
-    write_card,
-)
+from fairpate.run.publication import card_of, card_values, evaluation_of, read_answers, read_evaluation, require_card
 from fairpate.types import GateRule, PrivacyStatement, UsageError, UserError, restored, stepwise, strict, tell
 from student.card import read_card
 
@@ -245,21 +236,6 @@ def published_statement(run: RunDirectory) -> PrivacyStatement:
             "target."
         )
     return statement
-
-
-def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
-    """Write the model card of ``run``, unless both of its files (HTML and JSON) exist and match ``statement`` and the
-    run's student. The new card repeats the intended use that an earlier card states."""
-    if run.card.is_file() and run.card_page.is_file():
-        card = read_json(run.card)
-        # A service that was started since may have raised what the statement claims, or answered more queries; and a
-        # run may be measured again, with another least size of a cell.
-        measured = read_evaluation(run).to_json() if run.metrics.is_file() else None
-        current = _as_read({"privacy": asdict(Guarantee.of(statement)), "evaluation": measured})
-        if current.items() <= card.items() and card.get("model", {}).get("sha256") == sha256_of(run.student):
-            return
-    use = stated_use(run)
-    write_card(run.root, intended_use=use.intended, out_of_scope=use.out_of_scope, contact=use.contact)
 
 
 class BundleError(UsageError):
@@ -589,7 +565,7 @@ class _Check:
         found = self.assessment = assessment_of(released, card, seed=seed, fair_at=measured.fair_at, bound=bound)
         same = (None if found.answers is None else found.answers.rule) == card.answers
         self.require(same, "student.safetensors: its thresholds are not those that metrics.safetensors gives")
-        expected, given = _as_read(found.to_json()), _json(self.bundle, "metrics.json")
+        expected, given = strict(found.to_json()), _json(self.bundle, "metrics.json")
         names = expected.keys() | given.keys()
         wrong = sorted(name for name in names if not alike(expected.get(name), given.get(name)))
         self.require(not wrong, f"metrics.json: not what metrics.safetensors gives ({', '.join(wrong)})")
@@ -620,7 +596,7 @@ class _Check:
         if by_group is not None and labels.is_file():
             groups = np.asarray(read_labels(labels).groups)
             expected["answered_by_group"] = np.bincount(groups, minlength=len(by_group)).tolist()
-        wrong = [name for name, value in _as_read(expected).items() if not alike(value, given.get(name))]
+        wrong = [name for name, value in strict(expected).items() if not alike(value, given.get(name))]
         for name, ends in given["fairness"].items():
             gap = measured.measured(name)
             values = strict({each: getattr(gap, each) for each in ("value", "low", "high")})
@@ -687,7 +663,7 @@ class _Check:
         student."""
         given = _json(self.bundle, "card.json")
         card = _card_of(self.bundle, given)
-        expected = _as_read(card_values(card))
+        expected = card_values(card)
         for section in ("model", "privacy", "evaluation", "refusals", "protects", "private_population"):
             ours, theirs = expected[section], given.get(section)
             wrong = [] if ours == theirs else [""]
@@ -765,14 +741,8 @@ def unlike_tables(given: Mapping[str, Any]) -> list[str]:
                 worst = GAPS[name](joint_GYC)
                 for each in ("value", "n_undefined", "min_cell_size"):
                     compared[f"gaps.{name}.{each}"] = (getattr(gap, each), getattr(worst, each))
-    both = _as_read(compared).items()
+    both = strict(compared).items()
     return [*wrong, *(name for name, (one, other) in both if one is not None and not alike(one, other))]
-
-
-def _as_read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` as they are read from a JSON file: with lists for tuples, and null for what is undefined."""
-    read: dict[str, Any] = json.loads(json.dumps(strict(values)))
-    return read
 
 
 def alike(one: Any, other: Any, rel_tol: float = 1e-9) -> bool:

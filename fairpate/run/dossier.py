@@ -27,7 +27,8 @@ from fairpate.config import read_yaml
 from fairpate.data.dataset import sha256_of
 from fairpate.releases.directory import read_json, run_at, write_json, write_text
 from fairpate.report.records import described_events
-from fairpate.run.bundle import published_statement, require_card
+from fairpate.run.bundle import published_statement
+from fairpate.run.publication import require_card
 from fairpate.types import Relation, UserError
 
 DOSSIER_FORMAT = "fairpate.dossier/1"

@@ -272,6 +272,21 @@ def write_card(
     return run.card_page, run.card
 
 
+def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
+    """Write the model card of ``run``, unless both of its files (HTML and JSON) exist and match ``statement`` and the
+    run's student. The new card repeats the intended use that an earlier card states."""
+    if run.card.is_file() and run.card_page.is_file():
+        card = read_json(run.card)
+        # A service that was started since may have raised what the statement claims, or answered more queries; and a
+        # run may be measured again, with another least size of a cell.
+        measured = read_evaluation(run).to_json() if run.metrics.is_file() else None
+        current = strict({"privacy": asdict(Guarantee.of(statement)), "evaluation": measured})
+        if current.items() <= card.items() and card.get("model", {}).get("sha256") == sha256_of(run.student):
+            return
+    use = stated_use(run)
+    write_card(run.root, intended_use=use.intended, out_of_scope=use.out_of_scope, contact=use.contact)
+
+
 def card_values(card: Card) -> dict[str, Any]:
     """Return the content of the file ``card.json`` for the model card ``card``."""
     plain = asdict(card) | {"evaluation": card.evaluation.to_json()}

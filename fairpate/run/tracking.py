@@ -18,8 +18,8 @@ from typing import Any
 from fairpate.config import flattened
 from fairpate.fairness.rates import NOTIONS
 from fairpate.releases.directory import RunDirectory, read_json, run_at
-from fairpate.run.bundle import published_statement, require_card, write_bundle
-from fairpate.run.publication import read_claims
+from fairpate.run.bundle import published_statement, write_bundle
+from fairpate.run.publication import read_claims, require_card
 from fairpate.terminal import require_extra
 from fairpate.types import PrivacyStatement, UsageError, tell
 
