@@ -1,6 +1,5 @@
 """The accuracy of a model without privacy on the same records: the operator's yardstick for a run, never published."""
 
-import hashlib
 import math
 import warnings
 
@@ -10,6 +9,7 @@ import torch
 
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import exact_solver
+from fairpate.files import arrays_digest
 from fairpate.lazy import functional, sklearn
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.types import IntArray
@@ -18,7 +18,7 @@ _MOST_VALUES = 50_000_000  # 0.4 GB
 _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
 _AT_ONCE = 4096  # pictures
 _MOST_KEPT = 32  # a sweep goes through its data sets, and seeds of their splits, one after another
-_predictions: dict[bytes, IntArray] = {}
+_predictions: dict[str, IntArray] = {}
 
 
 def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool_]) -> WithoutPrivacy | None:
@@ -49,8 +49,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
     x_NF, test_MF = rows
     labels_N = private.y.numpy()
     # A sweep measures many models on the same records: it predicts them once.
-    read = (np.array(x_NF.shape), x_NF, test_MF, labels_N)
-    key = hashlib.blake2b(b"|".join(each.tobytes() for each in read)).digest()
+    key = arrays_digest({"x": x_NF, "labels": labels_N, "test": test_MF})
     predicted = _predictions.get(key)
     if predicted is None:
         steps = [sklearn.preprocessing.StandardScaler()]
