@@ -115,12 +115,7 @@ def audit_size(canaries: int | None, minutes: float | None, *, quick: bool) -> t
 
 
 def audit_run(
-    root: Path,
-    *,
-    reporter: Reporter,
-    num_canaries: int = CANARIES,
-    on_private: bool = False,
-    minutes: float = MINUTES,
+    root: Path, *, reporter: Reporter, num_canaries: int = CANARIES, on_private: bool = False, minutes: float = MINUTES
 ) -> tuple[Audit, Path]:
     """Audit the finished run in the folder ``root``: attack simulated releases, and compare the proven lower bound on
     epsilon with the run's claim. Write ``audit.json`` and ``audit.html``, and return the audit and the path of its
