@@ -45,6 +45,7 @@ from teachers import ensemble as ensembles
 from teachers import ray_cluster, work
 from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, count_block
 from teachers.ray_cluster import ray
+from teachers.teacher import CudaMemory
 from teachers.work import PoolError
 
 # The second item travels while the first is computed.
@@ -64,18 +65,14 @@ class Worker:
         if num_gpus:
             # To Ray a share of a GPU is a number, and torch would take all of it.
             torch.cuda.set_per_process_memory_fraction(min(1.0, num_gpus))
-
-        self._share_of_device = num_gpus
+        self._has_device = num_gpus > 0
 
     def run(self, function: BlockFunction, shared: Any, item: Any, device: str) -> tuple[Any, float | None]:
         """Return ``function(shared, item, device)``, and the largest share of its accelerator's memory that this worker
         used so far (None without one)."""
         result, used = function(shared, item, device), None
-        if self._share_of_device:
-            allowed = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory * min(
-                1.0, self._share_of_device
-            )
-            used = torch.cuda.max_memory_reserved() / allowed
+        if self._has_device:
+            used = torch.cuda.max_memory_reserved() / CudaMemory(torch.device("cuda")).available_bytes
         work.show_device_memory(used)
         return result, used
 

@@ -187,14 +187,10 @@ class Bins:
         """Return the linear rule (C, W) whose softmax gives the probabilities of the classes, from the released
         ``table_KC``, whose noise ``event`` states."""
         known, unit = ~np.isnan(self.centre_KC).any(axis=1), getattr(event, "norm", 1)
-        centre_KC, counts_KC, noise_stddev = (
-            self.centre_KC[known],
-            table_KC[known] / unit,
-            event.noise_stddev_votes / unit,
-        )
+        centre_KC, counts_KC = self.centre_KC[known], table_KC[known] / unit
         totals_K, num_classes = counts_KC.sum(axis=1), counts_KC.shape[1]
         # The pull of pure noise on an intercept is about its sum over the bins: the prior bounds it there.
-        prior = noise_stddev * math.sqrt(len(counts_KC)) / 2
+        prior = event.noise_stddev_votes / unit * math.sqrt(len(counts_KC)) / 2
 
         def loss(parameters: FloatArray) -> tuple[float, FloatArray]:
             scale, intercept_C = math.exp(parameters[0]), parameters[1:]
