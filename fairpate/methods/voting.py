@@ -321,11 +321,9 @@ def _priced(result: SessionResult, spending: Spending, plan: QueryPlan, model: t
     by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
     num_planned = sum(len(charges) for charges in spending.charges_Q)
-    if plan.method.queries.admission is not None:
-        # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open
-        # counts unchanged: no label decides over a crash.
-        configured = (plan.method.aggregator.num_queries or 0) + num_planned - len(spending.charges_Q)
-        num_planned = max(configured, num_planned)
+    # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open counts
+    # unchanged: no label decides over a crash.
+    num_planned += max(0, plan.counted_beforehand - len(spending.charges_Q))
     planned, *beside = spending.terms.events(num_planned)
     spent = accountant.least_epsilon([submitted, *beside], target_delta=plan.method.target.delta)
     bound = sessions.epsilon_fixed_beforehand(spending.terms)
