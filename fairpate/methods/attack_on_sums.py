@@ -45,7 +45,7 @@ from fairpate.methods.shadows import (
     varied,
 )
 from fairpate.privacy import mechanism_events
-from fairpate.privacy.audit_bounds import Claimed, Coins, Drawn, Numbers, Seen, Shadows
+from fairpate.privacy.audit_bounds import Claimed, Coins, Drawn, NoiseSeen, Numbers, Seen, Shadows
 from fairpate.releases.directory import ReleasedArrays, read_release
 from fairpate.types import FloatArray, IntArray
 
@@ -226,17 +226,17 @@ def attack_on_sums(
                 moved = after - before
                 score_M[-1] = (included_M[-1] * moved + drawn_RW[0, 0]) / (share * stddev)
                 gain_M[-1] = moved / (share * stddev)
-                found.append(Found(score_M, gain_M, (squares_seen(noise_RW, stddev),), Drawn.of(noise_RW, stddev)))
+                noise: tuple[NoiseSeen, ...] = (squares_seen(noise_RW, stddev),)
             else:
                 # Only this canary moves its own column, and all move the first one, which counts records.
                 added_RM = added[name][:, 1 : 1 + num_canaries]
                 found_RM = drawn_RW[:, 1 : 1 + num_canaries] + included_M * added_RM
                 score_M, gain_M = log_ratio(found_RM, added_RM, share * stddev)
                 # Noise may be missing only on numbers that are otherwise 0.
-                is_zero_RW = whole_exact[name] == 0
-                numbers = (noise_RW, is_zero_RW) if name != "moments" else (noise_RW[above], is_zero_RW[above])
-                noise = both_kinds(numbers[0], ~numbers[1], stddev)
-                found.append(Found(score_M, gain_M, noise, Drawn.of(numbers[0], stddev)))
+                where = above if name == "moments" else ...
+                noise_RW, exact_RW = noise_RW[where], whole_exact[name][where]
+                noise = both_kinds(noise_RW, exact_RW != 0, stddev)
+            found.append(Found(score_M, gain_M, noise, Drawn.of(noise_RW, stddev)))
         return seen_of(found)
 
     shown = numbers_of(drawn.arrays)
