@@ -18,6 +18,7 @@ from small_runs import QUIET
 from test_run_audit import audited, holds, is_refuted, runs, two_groups  # noqa: F401 - the fixture
 
 from aggregator import mechanism
+from fairpate.config import EMBEDDED_NORM
 from fairpate.data import Split
 from fairpate.methods import dp_fair_learning, dp_fermi, pate, raco_dp, record_votes, residual_votes, teacher_votes
 from fairpate.methods.base import configured
@@ -277,7 +278,7 @@ def records_at_the_bound_twice(patched: pytest.MonkeyPatch) -> None:
     whole = record_votes.WeightedBallot.votes
 
     def votes(self: Any, x: torch.Tensor) -> Any:
-        is_quiet_N = x.flatten(1).norm(dim=1).numpy() < 1.5 * self.radius
+        is_quiet_N = x.flatten(1).norm(dim=1).numpy() < 1.5 * EMBEDDED_NORM
         return np.where(is_quiet_N[:, None], 2, 1) * whole(self, x)
 
     patched.setattr(record_votes.WeightedBallot, "votes", votes)
