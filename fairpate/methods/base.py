@@ -712,11 +712,7 @@ class Method(Section):
         return None
 
     def votes_to_share(
-        self,
-        dataset: Dataset,
-        folder: Path,
-        reporter: Reporter,
-        pool: BlockPool | None = None,
+        self, dataset: Dataset, folder: Path, reporter: Reporter, pool: BlockPool | None = None
     ) -> VoteBatch:
         """Train voters, whose checkpoints are stored in ``folder``, and return their votes on the queries of this run,
         which runs with the same ``shared_votes`` share."""
