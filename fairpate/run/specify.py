@@ -415,11 +415,9 @@ def specify_guarantees(
     for option, path in (("--frontier", table), ("--transfer", transfer_to)):
         if path is not None and not path.is_file():
             raise SpecifyError(f"{option}: {path} is not a file; give the results.parquet of `fairpate compare`.")
+    table = table or max(Path("runs").glob("*/results.parquet"), key=lambda path: path.stat().st_mtime, default=None)
     if table is None:
-        tables = sorted(Path("runs").glob("*/results.parquet"), key=lambda path: path.stat().st_mtime)
-        if not tables:
-            raise SpecifyError(f"--frontier: found no table runs/*/results.parquet to choose from; {_MAKE_ONE}.")
-        table = tables[-1]
+        raise SpecifyError(f"--frontier: found no table runs/*/results.parquet to choose from; {_MAKE_ONE}.")
     if not demand.limits:
         raise SpecifyError(
             "no limit was given, so there is nothing to search for; give at least one of --epsilon, --fair-at, "
