@@ -408,6 +408,14 @@ class DatasetEntry:
                 raise DataSettingsError(f"data.options.{name}: no value {value!r} in {self.name}{known}.")
         return {name: given.get(name, option.default) for name, option in self.options.items()}
 
+    def option_showing_attribute(self, given: Mapping[str, Any]) -> str | None:
+        """Return which option, with its value in ``given`` or its default, makes the sensitive attribute a feature;
+        None if none does. Unknown options and values are left to :meth:`complete_options`."""
+        for name, option in self.options.items():
+            if option.shows_attribute is not None and given.get(name, option.default) == option.shows_attribute:
+                return name
+        return None
+
     def needed_files(self, given: Mapping[str, Any]) -> tuple[SourceFile, ...]:
         """Return the files that the loader reads under the options ``given``."""
         options = self.complete_options(given)

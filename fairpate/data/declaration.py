@@ -675,7 +675,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         else:
             x.append(tables.encode(rows, features, file, faults))
         label = tables.cells(rows, table.label.column, file, faults)
-        codes_N = tables.codes_of(label, table.label, "class", may_lack=part == "public").numpy()
+        codes_N = tables.codes_of(label, table.label, "class", may_lack=part == "public")
         y.append(codes_N)
         z.append(tables.crossed_codes(rows, groups.values(), file, faults))
         # Pooled files are divided together, so that equal rows of both are numbered together too.

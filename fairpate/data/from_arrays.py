@@ -106,7 +106,7 @@ def checked_records(
             f"y: expected one label per record, got inconsistent numbers of samples ({len(y)} labels for {count} "
             "records); give one for each."
         )
-    is_picture = getattr(X, "ndim", None) == 4 or (isinstance(X, list | tuple) and np.ndim(X) == 4)
+    is_picture = getattr(X, "ndim", None) == 4
     checks: dict[str, Any] = {"dtype": np.float32, "estimator": estimator}
     if is_picture:
         if column is not None:
@@ -315,7 +315,7 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     groups: Values | None = None
     if table.label.column in rows.column_names:
         found = tables.cells(rows, table.label.column, name, faults)
-        labels = tables.codes_of(found, table.label, "class", may_lack=True).numpy()
+        labels = tables.codes_of(found, table.label, "class", may_lack=True)
     chosen = table.chosen_groups(options).values()
     if {group.column for group in chosen} <= set(rows.column_names):
         groups = np.array(table.group_names(options))[tables.crossed_codes(rows, chosen, name, faults)]

@@ -175,19 +175,6 @@ class Registry(Mapping[str, DatasetEntry]):
 REGISTRY: Mapping[str, DatasetEntry] = Registry(CODEBOOKS)
 
 
-def option_showing_attribute(name: str, options: Mapping[str, Any], entry: DatasetEntry | None = None) -> str | None:
-    """Return which of the given ``options`` makes the sensitive attribute of data set ``name`` a feature; None if none
-    does.
-
-    ``entry``: the entry of the data set if it is a declared table. Unknown names and options are left to the loader.
-    """
-    known = entry.options if entry is not None else REGISTRY[name].options if name in REGISTRY else {}
-    for option, choice in known.items():
-        if choice.shows_attribute is not None and options.get(option, choice.default) == choice.shows_attribute:
-            return option
-    return None
-
-
 def entry_for(source: DataConfig | str) -> DatasetEntry:
     """Return the entry of a data set: of a known one by its name, or, for a configuration, of the known data set or the
     declaration that the configuration names.

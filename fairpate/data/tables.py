@@ -309,7 +309,7 @@ def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, 
     return np.concatenate(blocks, axis=1)
 
 
-def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
+def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> IntArray:
     """Return the code of the class or group of each row as int64; with ``may_lack`` a missing value gets -1. ``what``
     is the word for a code in messages: class or group."""
     meanings = [(meaning, code) for code, each in enumerate(coding.meanings.values()) for meaning in each]
@@ -333,7 +333,7 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
     if not may_lack:
         remedy = "only public records may lack one" if what == "class" else "declare what an empty cell means"
         found.require(~empty_N, expected=f"a {what}", remedy=f"{remedy}, or leave the row out with `keep`", shown=False)
-    return torch.from_numpy(codes_N)
+    return codes_N
 
 
 def crossed_codes(rows: pa.Table, groups: Iterable[Group], file: str, faults: TableFaults) -> IntArray:
@@ -341,7 +341,7 @@ def crossed_codes(rows: pa.Table, groups: Iterable[Group], file: str, faults: Ta
     :meth:`fairpate.data.declaration.Declaration.group_names`."""
     crossed_N = np.zeros(len(rows), dtype=np.int64)
     for group in groups:
-        own_N = codes_of(cells(rows, group.column, file, faults), group, "group").numpy()
+        own_N = codes_of(cells(rows, group.column, file, faults), group, "group")
         crossed_N = crossed_N * len(group.names) + own_N
     return crossed_N
 

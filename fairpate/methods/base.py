@@ -38,8 +38,7 @@ from pydantic import BaseModel, Field, model_validator
 from aggregator.mechanism import lead_needed
 from fairpate import config as configuration
 from fairpate.config import ConfigError, DataConfig, Noise, Section, Seed, apply_override, parse_config, without
-from fairpate.data import Dataset, Split, entry_for
-from fairpate.data.registry import option_showing_attribute
+from fairpate.data import REGISTRY, Dataset, Split, entry_for
 from fairpate.files import Storage
 from fairpate.lazy import torch
 from fairpate.pages import percent
@@ -796,9 +795,10 @@ class Method(Section):
         self.check()
         if not self.protects_attribute_only:
             return
-        declared = None if self.data.declaration is None else entry_for(self.data)
+        # Records in memory have no entry.
+        has_entry = self.data.declaration is not None or self.data.name in REGISTRY
+        option = entry_for(self.data).option_showing_attribute(self.data.options) if has_entry else None
         # To such a method features are public: one that shows the attribute would publish it before any noise.
-        option = option_showing_attribute(self.data.name, self.data.options, declared)
         if option is not None:
             raise ConfigError(
                 f"data.options.{option}: {self.method} protects the sensitive attribute alone and counts features as "

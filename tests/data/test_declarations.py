@@ -16,7 +16,7 @@ from fairpate.data.columns import Feature, Group, Label, Meaning
 from fairpate.data.dataset import DatasetEntry, LoadedRecords, Request, SourceFile
 from fairpate.data.declaration import Declaration, DeclaredOption, Files, Identity, Person, Rule, Trim
 from fairpate.data.pictures import PicturesConfig
-from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
+from fairpate.data.registry import CODEBOOKS, Registry
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 
@@ -161,7 +161,7 @@ def test_one_file_in_the_folder_is_all_that_a_table_needs(shop: Path, monkeypatc
     assert set(registry) == {name for name, entry in REGISTRY.items() if entry.kind == "image"} | {"shop"}
     monkeypatch.setattr(import_module("fairpate.data.registry"), "REGISTRY", registry)
     assert {name for name, entry in registry.items() if entry.is_in(shop)} == {"color_digits", "shop"}
-    assert option_showing_attribute("shop", {"sensitive_as_feature": True}) == "sensitive_as_feature"
+    assert registry["shop"].option_showing_attribute({"sensitive_as_feature": True}) == "sensitive_as_feature"
     config = DataConfig(name="shop", data_dir=shop, num_public=20, num_validation=10)
     dataset = load_data(config)
     assert isinstance(dataset, Dataset)

@@ -17,7 +17,6 @@ from scipy import stats
 from fairpate.config import ConfigError, SweepConfig, parse_config
 from fairpate.data import REGISTRY, DataError, load_data
 from fairpate.data.dataset import Split
-from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.base import configured
 from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_labels
 from fairpate.run.folder import as_trained
@@ -89,9 +88,8 @@ def test_every_option_that_shows_an_attribute_says_so() -> None:
         showing = {name for name in entry.options if name in ("sensitive_as_feature", "colour_as_feature")}
         assert {name for name, option in entry.options.items() if option.shows_attribute} == showing
         for name in showing:
-            assert option_showing_attribute(entry.name, {name: True}) == name
-            assert option_showing_attribute(entry.name, {name: False}) is None
-    assert option_showing_attribute("no data set", {"sensitive_as_feature": True}) is None
+            assert entry.option_showing_attribute({name: True}) == name
+            assert entry.option_showing_attribute({name: False}) is None
 
 
 def test_a_sweep_lists_them_with_its_other_faults() -> None:
