@@ -297,19 +297,14 @@ class Evaluation:
     @property
     def hides_tables(self) -> bool:
         """True if the counts by true label and prediction of some measured group are hidden."""
-        return any(
-            table is None and bool(group.num_answered)
-            for group, table in zip(self.groups, self.confusion_GYC, strict=True)
-        )
+        by_group = zip(self.groups, self.confusion_GYC, strict=True)
+        return any(table is None and bool(group.num_answered) for group, table in by_group)
 
     @property
     def not_shown(self) -> tuple[str, ...]:
         """The numbers that are missing because they would reveal small cells of the measured groups, in words."""
-        known = [
-            (group, table, predicted)
-            for group, table, predicted in zip(self.groups, self.confusion_GYC, self.rates_GC, strict=True)
-            if group.num_answered
-        ]
+        by_group = zip(self.groups, self.confusion_GYC, self.rates_GC, strict=True)
+        known = [of_group for of_group in by_group if of_group[0].num_answered]
         accuracies = [group.name for group, *_ in known if math.isnan(group.accuracy)]
         refusals = [group.name for group, *_ in known if group.num_records is None]
         tables = [group.name for group, table, _ in known if table is None]
