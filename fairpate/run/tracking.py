@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fairpate.config import flattened
 from fairpate.fairness.rates import NOTIONS
 from fairpate.releases.directory import RunDirectory, read_json, run_at
+from fairpate.report.records import RunStatement
 from fairpate.run.bundle import published_statement, write_bundle
 from fairpate.run.publication import read_claims, require_card
 from fairpate.terminal import require_extra
-from fairpate.types import PrivacyStatement, UsageError, tell
+from fairpate.types import UsageError, tell
 
 FILES = (
     *("statement.json", "metrics.json", "record.json", "report.html", "card.html", "card.json"),
@@ -51,8 +51,7 @@ class Entry:
 
 def entry_of(run: RunDirectory) -> Entry:
     """Return what the tracker gets of a published run; RunDirectoryError if nothing of it may be published."""
-    statement, metrics = published_statement(run), read_json(run.metrics)
-    claims = read_claims(run)
+    statement, claims = published_statement(run), read_claims(run)
     # A run of an estimator has no row of a comparison.
     record = read_json(run.record) if run.record.is_file() else {}
     data = str(record.get("data") or read_json(run.data)["name"])
@@ -63,34 +62,31 @@ def entry_of(run: RunDirectory) -> Entry:
         experiment=data,
         name=f"{statement.method} on {data}{seed}",
         parameters={name: str(value)[:_MOST_PARAMETER] for name, value in settings.items() if value is not None},
-        metrics={name: value for name, value in _numbers(statement, metrics).items() if math.isfinite(value)},
+        metrics={name: value for name, value in _numbers(claims).items() if math.isfinite(value)},
         tags={
             "fairpate.method": statement.method,
             "fairpate.data": data,
             "fairpate.unit": statement.unit,
             "fairpate.relation": statement.relation,
-            "fairpate.metrics": str(metrics.get("metrics", "")),
+            "fairpate.metrics": claims.measured.metrics,
             "mlflow.note.content": note,  # MLflow shows it above everything else
         },
         files=tuple(path for path in (run.public / name for name in FILES) if path.is_file()),
     )
 
 
-def _numbers(statement: PrivacyStatement, metrics: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(claims: RunStatement) -> dict[str, float]:
     """Return the numbers of an entry by name; a number that is hidden or undefined is NaN."""
-
-    def number(value: Any) -> float:
-        return math.nan if value is None else float(value)
-
-    found = {"epsilon": number(statement.epsilon), "delta": statement.delta}
-    found |= {name: number(metrics.get(name)) for name in ("accuracy", "coverage", "majority_accuracy", "num_records")}
-    for notion in NOTIONS.values():
-        gap = metrics.get("gaps", {}).get(notion.reading, {})
-        found[notion.name] = number(gap.get("value"))
-        found |= {f"{notion.name}_{end}": number(gap.get(end)) for end in ("low", "high")}
-    for place, group in enumerate(metrics.get("groups", ())):
+    measured = claims.measured
+    found = {"epsilon": claims.guarantee.epsilon, "delta": claims.guarantee.delta}
+    names = ("accuracy", "coverage", "majority_accuracy", "num_records")
+    found |= {name: float(getattr(measured, name)) for name in names}
+    for notion in NOTIONS:
+        gap = measured.measured(notion)
+        found |= {notion: gap.value, f"{notion}_low": gap.low, f"{notion}_high": gap.high}
+    for place, group in enumerate(measured.groups):
         # By place: MLflow allows few characters in names, and names of groups may have any.
-        found |= {f"group_{place}_{name}": number(group.get(name)) for name in ("accuracy", "coverage")}
+        found |= {f"group_{place}_accuracy": group.accuracy, f"group_{place}_coverage": group.coverage}
     return found
 
 
