@@ -983,11 +983,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             try:
                 return checked_records(self, X, groups, groups_name="public_sensitive_features")
             except ValueError as error:
-                text = str(error)
-                text = (
-                    text if text.startswith("public_sensitive_features: ") else f"public_X: {text.removeprefix('X: ')}"
-                )
-                raise ValueError(text) from error
+                if str(error).startswith("public_sensitive_features: "):
+                    raise
+                raise ValueError(f"public_X: {str(error).removeprefix('X: ')}") from error
         generator = np.random.default_rng(stream_seed(seed, Stream.PUBLIC_POOL))
         return drawn_records(self, int(X), groups, generator)
 

@@ -315,7 +315,9 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     groups: Values | None = None
     if table.label.column in rows.column_names:
         found = tables.cells(rows, table.label.column, name, faults)
-        labels = tables.codes_of(found, table.label, "class", may_lack=True)
+        codes_N = tables.codes_of(found, table.label, "class", may_lack=True)
+        # Labels of public records may be unknown: -1.
+        labels = None if (codes_N < 0).any() else np.array(table.label.names)[codes_N]
     chosen = table.chosen_groups(options).values()
     if {group.column for group in chosen} <= set(rows.column_names):
         groups = np.array(table.group_names(options))[tables.crossed_codes(rows, chosen, name, faults)]
@@ -323,9 +325,6 @@ def declared_records(declaration: Any, X: Any, name: str = "X") -> GivenRecords:
     person, persons = table.person, None
     if person is not None and not person.when and person.column in rows.column_names:
         persons = np.array(table_files.text_of(rows[person.column]).to_pylist())
-    if labels is not None:
-        # Labels of public records may be unknown: -1.
-        labels = None if (labels < 0).any() else np.array(table.label.names)[labels]
     return GivenRecords(x=x, labels=labels, groups=groups, persons=persons)
 
 
