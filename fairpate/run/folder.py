@@ -242,8 +242,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, secrets.token_hex(32) + "\n", private=True)
         secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
-    private = without_order(dataset.private, seed=config.seed, secret=secret)
-    return replace(dataset, private=private)
+    return replace(dataset, private=without_order(dataset.private, seed=config.seed, secret=secret))
 
 
 def _digest(dataset: Dataset) -> str:

@@ -230,10 +230,8 @@ def cautions(opened: OpenRun, voting: base.ExpectedVotes | None, majority: Major
             record = read_json(path)
         except RunDirectoryError:  # damaged, or of another program
             continue
-        if path == run.record or record.get("data") != config.data.name:
-            continue
         name, share, accuracy = path.parent.parent.name, record.get("majority_accuracy"), record.get("accuracy")
-        if share is None or accuracy is None:
+        if path == run.record or record.get("data") != config.data.name or share is None or accuracy is None:
             continue
         majority = majority or Majority(share=share, source=f"the test records of {name}")
         # JSON has no infinity: null means infinite.
@@ -283,14 +281,13 @@ def unheard(config: Method, voting: base.ExpectedVotes) -> str | None:
     does."""
     if voting.lead_needed <= 1:
         return None
-    remedies = [f"an epsilon about {voting.lead_needed:.1f} times as large"]
+    others, last = list[str](), f"an epsilon about {voting.lead_needed:.1f} times as large"
     if config.trains_teachers:
-        remedies.insert(0, f"{math.ceil(voting.votes * voting.lead_needed):,} teachers")
+        others.append(f"{math.ceil(voting.votes * voting.lead_needed):,} teachers")
         # The noise of single labels grows with the root of their number.
         if not voting.fitted_together and (queries := int(voting.labels / voting.lead_needed**2)):
-            remedies.insert(1, counted(queries, "query", "queries"))
-    *first, last = remedies
-    would_do = f"{', '.join(first)} or {last}" if first else last
+            others.append(counted(queries, "query", "queries"))
+    would_do = f"{', '.join(others)} or {last}" if others else last
     return (
         f"Even if all {voting.votes:,} voters agree, the noise of {voting.noise_stddev_votes:.3g} votes on each count "
         f"hides it, so epsilon would be spent on chance: {would_do} would be heard."

@@ -461,10 +461,9 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
     architecture = architecture or config.student_training.model
     shape, seed = tuple(dataset.public.x.shape[1:]), stream_seed(config.seed, Stream.MODEL)
     model = build_model(architecture, input_shape=shape, num_classes=dataset.num_classes, generator_seed=seed)
-    if config.public_data.pretrain is not None:
+    if (epochs := config.public_data.pretrain) is not None:
         # A stream of its own: later draws are the same with pre-training and without.
         generator = base.torch_generator(config.seed, Stream.PRETRAINING)
-        epochs = config.public_data.pretrain
         pretrain_by_rotations(model, architecture, dataset.public.x, epochs=epochs, generator=generator)
     return model
 
@@ -532,10 +531,9 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
 
     Prints which weights files are used. ValueError if a weights file or an architecture does not fit.
     """
-    models = config.networks
     shape = tuple(dataset.public.x.shape[1:])
     # Before anything is trained or charged: a model that does not fit would end the run only after that.
-    for name, model in models.items():
+    for name, model in config.networks.items():
         if model.weights is not None:
             build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
             reporter.note("weights", f"{name} starts from {model.weights.path}, sha256 {model.weights.sha256}")

@@ -70,10 +70,7 @@ _FAIRNESS = {
     for end in ("value", "low", "high", "fair_from")
 }
 _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
-
-
 _UNITS = ("declared_units",)
-_BOUNDS = ("max_error", "max_error_confidence")
 _TEXT, _NUMBER, _COUNT = pa.string(), pa.float64(), pa.int64()
 # Columns that cannot be null are known for a failed cell too.
 _KNOWN = ("digest", "method", "data", "seed", "config", "status", "error", "command")
@@ -96,7 +93,7 @@ SCHEMA = pa.schema(
         (_TEXT, ("metrics",)),
         (_NUMBER, tuple(_FAIRNESS)),
         (_COUNT, _UNITS),
-        (_NUMBER, _BOUNDS),
+        (_NUMBER, ("max_error", "max_error_confidence")),
     )
     for name in names
 )
