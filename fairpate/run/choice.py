@@ -297,6 +297,11 @@ class Trials:
             log.charge([event], noise=OS_ENTROPY)
 
 
+def _at(config: Any, epsilon: float) -> Any:
+    """Return the settings ``config`` of a training with another target ``epsilon``."""
+    return config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
+
+
 def plan_trials(
     candidates: Sequence[tuple[Any, Dataset]], *, epsilon: float, delta: float, expected_trials: float
 ) -> Trials:
@@ -312,8 +317,7 @@ def plan_trials(
     while True:
         found = []
         for config, dataset in candidates:
-            target = config.target.model_copy(update={"epsilon": of_one})
-            events = config.model_copy(update={"target": target}).planned_events(dataset)
+            events = _at(config, of_one).planned_events(dataset)
             if events is None:
                 known = [
                     f"{name} {method.known_before}".rstrip()
@@ -428,10 +432,7 @@ def select_by_trials(
     budget = {"epsilon": epsilon, "delta": first.target.delta, "expected_trials": expected_trials}
     with reporter.stage("plan"):
         plan = plan_trials(list(zip(candidates, datasets, strict=True)), **budget)
-    planned = []
-    for config in candidates:
-        target = config.target.model_copy(update={"epsilon": plan.epsilon})
-        planned.append(config.model_copy(update={"target": target, "out": run.root}))
+    planned = [_at(config, plan.epsilon).model_copy(update={"out": run.root}) for config in candidates]
     settings = {
         "candidates": [values_digest(config.settings_without()) for config in planned],
         "group_weights": weights.tolist(),
