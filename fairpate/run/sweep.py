@@ -227,8 +227,7 @@ class Cell:
         """
         data = self.config.data
         # Without the settings that this cell leaves unread: the start may read them, and the command need not set them.
-        begun = _start(self.method, data.model_dump_json(), _teachers(self.config))
-        start = flattened(determining_values(self.config, begun.model_dump()))
+        start = flattened(determining_values(self.config, _begun(self.config).model_dump()))
         # A default that is derived from other fields is not the same as that value when set.
         dumped = flattened(self.config.model_dump())
         now = flattened(determining_values(self.config))
@@ -428,7 +427,7 @@ def _config(
             values = merge(values, read_and_unread([schema], _nested(layer.values))[0])
         config = parse_config(values | {"method": method}, schema)
         # Unread settings get the values that the cell's command starts from, so that they make no second cell.
-        beneath = flattened(_start(method, config.data.model_dump_json(), _teachers(config)).model_dump())
+        beneath = flattened(_begun(config).model_dump())
         reasons, given = config.unread, flattened(values).keys() & beneath.keys()
         if unread := [path for path in given if disabling(path, reasons)]:
             kept = merge(values, _nested({path: beneath[path] for path in unread}))
@@ -477,15 +476,15 @@ def _fitted_values(method: str, data_json: str, teachers: defaults.TeacherKind) 
     return merge(defaults.fitted(data, method, teachers=teachers), {"data": {"name": data.name}})
 
 
-def _teachers(config: Method) -> defaults.TeacherKind:
-    return defaults.kind_of_teachers(config.model_dump())
+def _begun(config: Method) -> Method:
+    """Return the configuration from which `fairpate run` with the method, the data set and the kind of teachers of
+    ``config`` starts, before any ``--set``."""
+    return _start(config.method, config.data.model_dump_json(), defaults.kind_of_teachers(config.model_dump()))
 
 
 @lru_cache
 def _start(method: str, data_json: str, teachers: defaults.TeacherKind) -> Method:
-    """Return the configuration from which `fairpate run` with this method and data set starts, before any ``--set``.
-    ``data_json`` is the data set's :class:`DataConfig` as JSON text; ``teachers``: the kind that some ``--set``
-    chooses."""
+    """Return the configuration of :func:`_begun`; ``data_json`` is the data set's :class:`DataConfig` as JSON text."""
     return base.configured(_fitted_values(method, data_json, teachers), method=method)
 
 
