@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from functools import cache, lru_cache
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
@@ -109,8 +110,8 @@ Refused = Mapping[str, Callable[[Any], Any]]
 
 
 Disables = Mapping[tuple[str, Any], tuple[str, ...]]
-"""Fields of a section that are not read if another of its fields has a value, by that field and the value; ``...`` is
-any value except null."""
+"""Fields of a section that are not read if another of its fields has a value, by that field (dotted for a field of a
+section in it) and the value; ``...`` is any value except null."""
 
 
 class Section(BaseModel):
@@ -682,10 +683,10 @@ class TeachersConfig(ShardsConfig):
     ridge: RidgeConfig = RidgeConfig()
     fit: LoopConfig = LoopConfig()
 
-    @property
-    def disables(self) -> Disables:  # type: ignore[override]
-        """The settings of the other kind of model, which are not read."""
-        return {("model", self.model): ("fit",) if self.model.name == "ridge" else ("ridge",)}
+    # The settings of the other kind of model.
+    disables: ClassVar[Disables] = {
+        ("model.name", name): ("fit",) if name == "ridge" else ("ridge",) for name in (*get_args(Architecture), "ridge")
+    }
 
 
 class TeachersTraining(ShardsConfig):
@@ -1226,9 +1227,8 @@ def disabled(section: Any, prefix: str) -> dict[str, str]:
     found: dict[str, str] = {}
     # Also what the sections disable that this one extends.
     for kind in type(section).__mro__:
-        rules = vars(kind).get("disables", {})
-        for (cause, value), fields in (rules.__get__(section) if isinstance(rules, property) else rules).items():
-            set_to = getattr(section, cause)
+        for (cause, value), fields in vars(kind).get("disables", {}).items():
+            set_to = attrgetter(cause)(section)
             if set_to == value or (value is ... and set_to is not None):
                 found |= {f"{prefix}.{field}": f"{prefix}.{cause}" for field in fields}
     for name, inner in vars(section).items():
