@@ -301,20 +301,15 @@ def _message(error: Any) -> str:
 
 
 @contextmanager
-def checked_arguments(option: str | None = None) -> Iterator[None]:
+def checked_arguments() -> Iterator[None]:
     """Context manager: convert a ValueError in the ``with`` block to ConfigError, so that the running command ends with
-    exit code 2.
-
-    The message begins with ``option``, the name of the option at fault, unless ``option`` is None.
-    """
+    exit code 2."""
     try:
         yield
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        said = str(error)
-        named = said if option is None else f"{option}: {said[0].lower()}{said[1:]}"
-        raise ConfigError(named) from error
+        raise ConfigError(str(error)) from error
 
 
 Overrides = Annotated[

@@ -19,7 +19,7 @@ from fairpate.cli import commands
 from fairpate.config import ConfigError, Override, fair_rule, read_yaml
 from fairpate.files import check_output
 from fairpate.terminal import Output, Reporter, facts, waiting
-from fairpate.types import DEFAULT_NOTION, UsageError
+from fairpate.types import DEFAULT_NOTION, FairRule, UsageError
 
 if TYPE_CHECKING:
     from fairpate.methods.base import Method
@@ -346,6 +346,15 @@ def select(
     return outcome(select_by_trials(configs, expected_trials=trials, **common))
 
 
+def _given_rule(fair_at: str | None) -> FairRule | None:
+    """Return the user's definition of fair, the value of `--fair-at`; None if the option was not given."""
+    try:
+        return None if fair_at is None else fair_rule(fair_at)
+    except ValueError as error:
+        said = str(error)
+        raise ConfigError(f"--fair-at: {said[0].lower()}{said[1:]}") from error
+
+
 def report(folder: commands.RunFolder, fair_at: commands.FairAt = None) -> Output:
     """Write the reports and model.onnx of a finished run again; nothing is trained or charged.
 
@@ -358,9 +367,7 @@ def report(folder: commands.RunFolder, fair_at: commands.FairAt = None) -> Outpu
     # The folder may have been moved: it is the output folder now, not the one in its configuration.
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
-    if fair_at is not None:
-        with commands.checked_arguments("--fair-at"):
-            rule = fair_rule(fair_at)
+    if (rule := _given_rule(fair_at)) is not None:
         placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": str(rule)})})
     # Quiet, since stages would look as if the model were trained again.
     with waiting("report"):
@@ -421,8 +428,7 @@ def assess(
     from fairpate.releases.directory import write_text
     from fairpate.run.assess import assess_predictions
 
-    with commands.checked_arguments("--fair-at"):
-        rule = None if fair_at is None else fair_rule(fair_at)
+    rule = _given_rule(fair_at)
     with waiting("assess"):
         found = assess_predictions(
             predictions,
@@ -559,15 +565,11 @@ def specify(
     from fairpate.run.specify import Demand, describe_answer, fairness_limits, specify_guarantees
 
     with commands.checked_arguments():
-        limits, rule = fairness_limits(fairness or []), None
-        if fair_at is not None:
-            with commands.checked_arguments("--fair-at"):
-                rule = fair_rule(fair_at)
-            # --disparity is a limit of the default notion.
-            if rule.notion in limits or (rule.notion == DEFAULT_NOTION and disparity is not None):
-                raise UsageError(
-                    f"--fair-at: {rule.notion} is limited by another option too; leave one of the two out."
-                )
+        limits, rule = fairness_limits(fairness or []), _given_rule(fair_at)
+        # --disparity is a limit of the default notion.
+        limited = [*limits] if disparity is None else [*limits, DEFAULT_NOTION]
+        if rule is not None and rule.notion in limited:
+            raise UsageError(f"--fair-at: {rule.notion} is limited by another option too; leave one of the two out.")
         demand = Demand(
             epsilon=epsilon,
             disparity=disparity,
