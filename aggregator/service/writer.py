@@ -59,11 +59,14 @@ class Books:
     charged.
 
     The cost is for the operator only; it is computed once for each charge. ``order`` is the Renyi order at which the
-    costs of single charges are compared.
+    costs of single charges are compared. ``chain`` is the result of the last verification of the ledger's entries, a
+    :class:`aggregator.service.api.Chain` as JSON.
     """
 
     def __init__(self, *, ledger: Ledger, session: AggregatorSession) -> None:
         self.ledger, self.session, terms = ledger, session, ledger.terms
+        # Opening it has verified every entry.
+        self.chain: dict[str, Any] = {"at_s": time.time(), "entries": ledger.head.number, "fault": ""}
         self._lock = threading.Lock()
         self._curve_A = np.zeros(len(_ORDERS_A))
         self._num_priced = 0
@@ -225,15 +228,11 @@ class Verification:
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
         self._writer, self._interval_s = writer, interval_s
         self._ended = threading.Event()
-        self._note(writer.books, writer.books.ledger.head.number)
 
     @property
     def chain(self) -> dict[str, Any]:
         """The result of the last verification, a :class:`aggregator.service.api.Chain` as JSON."""
-        books = self._writer.books
-        if books is not self._books:  # opened again, which verifies every entry
-            self._note(books, books.ledger.head.number)
-        return self._chain
+        return self._writer.books.chain
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -287,14 +286,12 @@ class Verification:
 
     def _note(self, books: Books, entries: int, fault: LedgerError | None = None) -> None:
         """Store the result of a verification; if there is a ``fault``, the ledger of ``books`` is no longer written."""
+        books.chain = {"at_s": time.time(), "entries": entries, "fault": "" if fault is None else str(fault)}
         if fault is not None:
             _log.error(
                 "An entry of the ledger is not valid, so new queries are refused until the ledger is restored: %s",
                 fault,
             )
-        chain = {"at_s": time.time(), "entries": entries, "fault": "" if fault is None else str(fault)}
-        self._books, self._chain = books, chain
-        if fault is not None:
             self._writer.fail(books, str(fault))
 
 
