@@ -87,7 +87,6 @@ class Backend:
         verification = Verification(writer, interval_s=settings.verification_interval_s)
         health = Readiness(
             writer,
-            chain_fault=lambda: verification.chain["fault"],
             voters_answer=self.voters_answer,
             try_vote=self.try_vote or (lambda: self.count_votes([pool.questions[0]])),
             interval_s=settings.health_interval_s,
@@ -102,7 +101,7 @@ class Backend:
             own_limits=lambda: tokens.stored.limits,
             on_group=counters.groups.inc,
         )
-        states = States(writer, health, verification, pool, streams, counters.latency, self.last_backup)
+        states = States(writer, health, pool, streams, counters.latency, self.last_backup)
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -134,7 +133,7 @@ class Backend:
             lifespan=lifespan,
         )
         api.add_analyst_routes(app, self.facts, states, batcher, counters, tokens)
-        api.add_operator_routes(app, states, counters)
+        api.add_operator_routes(app, states, counters, verification)
         api.add_error_bodies(app)
         app.state.streams = streams
         return app

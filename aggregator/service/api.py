@@ -40,7 +40,7 @@ from aggregator.ledger_audit import note_action
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import LiveTokens
 from aggregator.service.page import Advice, Latest, PointInTime, States, charge_json, page
-from aggregator.service.writer import Batcher, Books, Snapshot
+from aggregator.service.writer import Batcher, Books, Snapshot, Verification
 from aggregator.session import BudgetStatus, OverBudget, PublicPool, Question, QuotaExceededError, VotesUnavailableError
 from aggregator.store import LedgerError, UnreachableError
 from fairpate.data.tables import RecordField
@@ -843,9 +843,9 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) -> None:
-    """Add the operators' routes to ``app``; ``states`` computes what their page shows, and ``counters`` are the
-    service's metrics."""
+def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics, verification: Verification) -> None:
+    """Add the operators' routes to ``app``; ``states`` computes what their page shows, ``counters`` are the service's
+    metrics, and ``verification`` verifies its ledger."""
     writer, pool, streams = states.writer, states.pool, states.streams
 
     @app.get("/v1/operator/ledger", response_model=LedgerPage)
@@ -870,7 +870,7 @@ def add_operator_routes(app: FastAPI, states: States, counters: ServiceMetrics) 
     async def verify() -> Response:
         """Verify all entries of the ledger now, while queries are answered. Status 503 if the ledger cannot be read."""
         try:
-            return json_response(await states.verification.verify_now())
+            return json_response(await verification.verify_now())
         except UnreachableError as error:
             remedy = f"The ledger cannot be read now, so it was not verified; try again later. {error}"
             raise FaultError(503, "ledger", "", remedy) from error

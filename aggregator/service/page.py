@@ -34,7 +34,7 @@ from starlette.types import Receive, Scope, Send
 
 from aggregator.ledger import NOBODY, Asked, Ledger
 from aggregator.mechanism import Outcome
-from aggregator.service.writer import Books, Readiness, Verification, Writer
+from aggregator.service.writer import Books, Readiness, Writer
 from aggregator.session import DAY_S, PublicPool
 from fairpate import __version__
 from fairpate.http_server import Body, FaultError, health_json
@@ -270,7 +270,6 @@ class States:
 
     writer: Writer
     health: Readiness
-    verification: Verification
     pool: PublicPool
     streams: "Streams"
     latency: Callable[[], Mapping[str, float | int | None]]
@@ -305,7 +304,7 @@ class States:
         history.look(ledger, num_charges, now_s=now_s)
         is_exact = status.kind != "data_dependent"
         lasts_s, ahead = forecast(history.points, left=snapshot.room, is_exact=is_exact, now_s=now_s)
-        chain, reasons = self.verification.chain, self.health.reasons()
+        chain, reasons = self.writer.books.chain, self.health.reasons()
         advised = advice(
             reasons,
             left=snapshot.room,

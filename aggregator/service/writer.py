@@ -229,11 +229,6 @@ class Verification:
         self._writer, self._interval_s = writer, interval_s
         self._ended = threading.Event()
 
-    @property
-    def chain(self) -> dict[str, Any]:
-        """The result of the last verification, a :class:`aggregator.service.api.Chain` as JSON."""
-        return self._writer.books.chain
-
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Context manager: run the verifying thread inside the block. At the end of the block the thread finishes its
@@ -246,8 +241,8 @@ class Verification:
             self._ended.set()
 
     async def verify_now(self) -> dict[str, Any]:
-        """Verify all entries of the ledger now and return :attr:`chain`. UnreachableError if the ledger cannot be read
-        now."""
+        """Verify all entries of the ledger now and return the result (:class:`Books`). UnreachableError if the ledger
+        cannot be read now."""
         books = self._writer.books
         try:
             entries = (await asyncio.to_thread(ledger_audit.verify, books.ledger.place)).entries
@@ -258,7 +253,7 @@ class Verification:
             self._note(books, 0, error)
         else:
             self._note(books, entries)
-        return self.chain
+        return self._writer.books.chain
 
     def _verify_repeatedly(self) -> None:
         while not self._ended.wait(self._interval_s):
@@ -367,7 +362,6 @@ class Readiness:
     voters_answer: Callable[[], bool]
     try_vote: Callable[[], object]
     interval_s: float
-    chain_fault: Callable[[], str] = str
 
     def __post_init__(self) -> None:
         self.votes_failed, self._has_room, self._looked_s = False, True, time.monotonic()
@@ -379,7 +373,7 @@ class Readiness:
         now_s, busy_since_s = time.monotonic(), self.writer.busy_since_s
         facts: dict[Reason, bool] = {
             "busy": busy_since_s is not None and now_s - busy_since_s > _STUCK_S,
-            "chain": bool(self.chain_fault()),
+            "chain": bool(self.writer.books.chain["fault"]),
             "cluster": self._cluster.is_bad,
             "disk": not self._has_room,
             "ledger": bool(self.writer.failure) or self._ledger.is_bad,
