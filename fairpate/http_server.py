@@ -501,6 +501,7 @@ def new_app(
         responses={400: {"model": Faults}, **dict.fromkeys((401, 403, 408, 411, 413, 415, 422, 429, 431), _FAULTS)},
     )
     app.router.route_class = _StrictRoute
+    app.state.is_closing = False
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -1143,11 +1144,9 @@ class HttpServer:
 
     def stop(self) -> None:
         """Finish the requests that have begun, then stop the server."""
-        # A request whose body arrives from now on is refused.
+        # A request whose body arrives from now on is refused. Streams end too: a graceful stop waits for all responses,
+        # and a stream may last for minutes.
         self._app.state.is_closing = True
-        # Streams first: a graceful stop waits for responses, and a stream may last for minutes.
-        if hasattr(self._app.state, "streams"):
-            self._app.state.streams.close()
         self._server.should_exit = True
         self._thread.join(timeout=_STOP_TIMEOUT_S)
 

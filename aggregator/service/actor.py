@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from aggregator.ledger import Ledger
 from aggregator.service import api
 from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
-from aggregator.service.page import States, Streams
+from aggregator.service.page import States
 from aggregator.service.writer import (
     Batcher,
     Books,
@@ -82,7 +82,7 @@ class Backend:
         """
         pool = self.pool
         pool.questions[0]  # hashes all records now; the first request would wait for it
-        counters, tokens, streams = api.ServiceMetrics(), LiveTokens(settings.tokens), Streams()
+        counters, tokens = api.ServiceMetrics(), LiveTokens(settings.tokens)
         writer = Writer(Books(ledger=self.ledger, session=self.session), reopen=self.reopen)
         verification = Verification(writer, interval_s=settings.verification_interval_s)
         health = Readiness(
@@ -101,7 +101,7 @@ class Backend:
             own_limits=lambda: tokens.stored.limits,
             on_group=counters.groups.inc,
         )
-        states = States(writer, health, pool, streams, counters.latency, self.last_backup)
+        states = States(writer, health, pool, counters.latency, self.last_backup)
 
         @asynccontextmanager
         async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -135,7 +135,6 @@ class Backend:
         api.add_analyst_routes(app, self.facts, states, batcher, counters, tokens)
         api.add_operator_routes(app, states, counters, verification)
         api.add_error_bodies(app)
-        app.state.streams = streams
         return app
 
 

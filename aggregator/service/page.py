@@ -271,11 +271,11 @@ class States:
     writer: Writer
     health: Readiness
     pool: PublicPool
-    streams: "Streams"
     latency: Callable[[], Mapping[str, float | int | None]]
     last_backup: Callable[[], float | None]
 
     def __post_init__(self) -> None:
+        self.streams = Streams()
         self._started_s, snapshot = time.time(), self.writer.snapshot
         self._history = History(num_groups=snapshot.terms.num_groups, num_classes=snapshot.terms.num_classes)
         self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
@@ -376,13 +376,7 @@ class Latest:
 class Streams:
     """The open event streams of a service, and their limits."""
 
-    _is_closing: bool = field(default=False, init=False)
     _open: Counter[str] = field(default_factory=Counter, init=False)
-
-    def close(self) -> None:
-        """End all event streams. Any thread may call this."""
-        # A flag, because tasks cannot be cancelled from another thread; every stream reads it within one tick.
-        self._is_closing = True
 
     def response(self, request: Request, state: State) -> StreamingResponse:
         """Return a response that streams ``state`` to the caller of ``request``. FaultError 503 if too many streams are
@@ -396,18 +390,18 @@ class Streams:
             raise FaultError(503, "events", f"{self._open.total()} open", remedy, {"Retry-After": "5"})
         # Counted before anything is awaited, so that simultaneous requests do not exceed the limit.
         self._open[caller.name] += 1
-        events = self._events(state, request.scope["state"]["is_admitted"])
-        return _Stream(events, lambda: self._open.subtract([caller.name]))
+        return _Stream(self._events(request, state), lambda: self._open.subtract([caller.name]))
 
-    async def _events(self, state: State, is_admitted: Callable[[], bool]) -> AsyncIterator[str]:
+    async def _events(self, request: Request, state: State) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
         began_s = said_s = loop.time()
         last = ""
-        while not self._is_closing and loop.time() - began_s < _LONGEST_S:
+        # Tasks cannot be cancelled from the thread that stops the service; every stream reads its flag within one tick.
+        while not request.app.state.is_closing and loop.time() - began_s < _LONGEST_S:
             # Shared by all streams: a further listener causes no computation.
             text = json.dumps(await state(), separators=(",", ":"), allow_nan=False)
             # Right before it leaves: a token may be revoked while the state is computed.
-            if not is_admitted():
+            if not request.scope["state"]["is_admitted"]():
                 return
             if text != last:
                 last, said_s = text, loop.time()
