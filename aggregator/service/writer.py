@@ -60,11 +60,13 @@ class Books:
 
     The cost is for the operator only; it is computed once for each charge. ``order`` is the Renyi order at which the
     costs of single charges are compared. ``chain`` is the result of the last verification of the ledger's entries, a
-    :class:`aggregator.service.api.Chain` as JSON.
+    :class:`aggregator.service.api.Chain` as JSON. ``failure`` is the cause why the ledger is no longer written,
+    empty if it is written; any thread may set it, and the writer's next call then opens the ledger again.
     """
 
     def __init__(self, *, ledger: Ledger, session: AggregatorSession) -> None:
         self.ledger, self.session, terms = ledger, session, ledger.terms
+        self.failure = ""
         # Opening it has verified every entry.
         self.chain: dict[str, Any] = {"at_s": time.time(), "entries": ledger.head.number, "fault": ""}
         self._lock = threading.Lock()
@@ -141,13 +143,11 @@ class Writer:
     """Runs all calls of a session on one thread, and opens its ledger again after a failed write. Call :meth:`close` at
     the end.
 
-    ``books``, ``snapshot``, ``failure`` (the cause why writing failed, empty if it did not) and ``busy_since_s`` may be
-    read from any thread.
+    ``books``, ``snapshot`` and ``busy_since_s`` may be read from any thread.
     """
 
     def __init__(self, books: Books, *, reopen: OpenBooks | None) -> None:
         self.books, self.snapshot = books, books.snapshot()
-        self.failure = ""
         self.busy_since_s: float | None = None
         self._reopen = reopen
         # So that the first failure is followed by an attempt at once.
@@ -166,11 +166,11 @@ class Writer:
         def called() -> ResultT:
             self.busy_since_s = time.monotonic()
             try:
-                if self.failure:
+                if self.books.failure:
                     self._open_again()
                 return function(self.books.session)
             except (LedgerError, sqlite3.Error) as error:
-                self.failure = str(error)
+                self.books.failure = str(error)
                 raise
             finally:
                 # Replaced as a whole and never changed, so that readers need no lock.
@@ -179,17 +179,10 @@ class Writer:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
-    def fail(self, books: Books, failure: str) -> None:
-        """Stop writing the ledger because of ``failure``, a fault that was found in the ledger of ``books``; the next
-        :meth:`call` opens the ledger again. Do nothing if ``books`` are not in use any more, because the writer has
-        opened the ledger again already."""
-        if books is self.books and not self.failure:
-            self.failure = failure
-
     def _open_again(self) -> None:
         """Open the ledger again after a failure. LedgerError if this is not possible yet."""
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
-            raise LedgerError(self.failure)
+            raise LedgerError(self.books.failure)
         # Before the attempt: one that fails must not be repeated by every request that waits.
         self._tried_s = time.monotonic()
         try:
@@ -211,7 +204,7 @@ class Writer:
             ledger.close()
             raise
         self.books = Books(ledger=ledger, session=session)
-        self.snapshot, self.failure = self.books.snapshot(), ""
+        self.snapshot = self.books.snapshot()
 
 
 # A slice of half a millisecond delays one request in fifty, at most, by its own length.
@@ -259,7 +252,7 @@ class Verification:
         while not self._ended.wait(self._interval_s):
             books = self._writer.books
             # A failed ledger is verified when it is opened again.
-            if self._writer.failure:
+            if books.failure:
                 continue
             try:
                 began_s, entries = time.perf_counter(), 0
@@ -287,7 +280,7 @@ class Verification:
                 "An entry of the ledger is not valid, so new queries are refused until the ledger is restored: %s",
                 fault,
             )
-            self._writer.fail(books, str(fault))
+            books.failure = books.failure or str(fault)
 
 
 # The remedies on the page name these two times.
@@ -376,7 +369,7 @@ class Readiness:
             "chain": bool(self.writer.books.chain["fault"]),
             "cluster": self._cluster.is_bad,
             "disk": not self._has_room,
-            "ledger": bool(self.writer.failure) or self._ledger.is_bad,
+            "ledger": bool(self.writer.books.failure) or self._ledger.is_bad,
             "votes": self.votes_failed or not self.voters_answer(),
             "unknown": now_s - self._looked_s > _STALE_S,
         }
@@ -393,7 +386,7 @@ class Readiness:
         ledger or to vote."""
         try:
             await self.reasons_now()
-            if self.writer.failure and self._has_room:
+            if self.writer.books.failure and self._has_room:
                 # Any call opens the ledger again; one that fails is repeated at the next look.
                 with contextlib.suppress(LedgerError):
                     await self.writer.call(lambda _: None)
@@ -419,13 +412,13 @@ class Readiness:
         books = self.writer.books
         self._has_room = books.ledger.store.has_room()
         # A failed ledger is checked by opening it again.
-        if self.writer.failure:
+        if books.failure:
             return
         try:
             books.ledger.look()
         except LedgerError as error:
             _log.error("The check of the ledger failed, so new queries are refused until it can be written: %s", error)
-            self.writer.fail(books, str(error))
+            books.failure = books.failure or str(error)
 
 
 def _check_ray() -> None:
