@@ -443,7 +443,7 @@ def loader_of(plan: SitePlan, embedding: Path | None, *, has_private: bool) -> C
         raise PlanError(
             "embedding: the file is not the one that the plan names; get plan and embedding from the plan's author."
         )
-
+    placing = None if embedding is None else read_embedding(embedding)
     read: list[Dataset] = []
 
     def load(data: DataConfig) -> Dataset:
@@ -451,9 +451,7 @@ def loader_of(plan: SitePlan, embedding: Path | None, *, has_private: bool) -> C
         if not read:
             read.append(load_at_site(data.model_copy(update={"embedding": None}), has_private=has_private))
         # Without an embedding in ``data``, the caller places the records by the one that its folder keeps.
-        if data.embedding is None or embedding is None:
-            return read[0]
-        return embedded(read[0], read_embedding(embedding))
+        return read[0] if data.embedding is None or placing is None else embedded(read[0], placing)
 
     return load
 

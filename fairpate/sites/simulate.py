@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from fairpate.config import ConfigError, DataConfig, Override
-from fairpate.data.dataset import Dataset
+from fairpate.data.dataset import Dataset, holds
 from fairpate.data.declaration import read_declaration, rows_of
 from fairpate.data.registry import MADE, declaration_path, entry_for, load_data, request_of
 from fairpate.data.table_files import text_of
@@ -112,12 +112,13 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
         request = replace(request, tables={"records": MADE[data.name]()})
     # All columns: records may be dealt by one that is not a feature.
     for part, _, rows in rows_of(table, request, table.files.parts, others=True):
-        for rule in table.keep:
+        for rule in (rule for rule in table.keep if holds(rule.when, request.options)):
             rows = rows.filter(pc.invert(pc.is_in(text_of(rows[rule.column]), pa.array(rule.other_than, pa.string()))))
         found.setdefault(part, []).append(rows)
     rows_of_part = {part: pa.concat_tables(tables, promote_options="default") for part, tables in found.items()}
     pooled = rows_of_part.pop("records", None)
-    person = table.person.column if table.person else ""
+    persons = table.persons(request.options)
+    person = persons.column if persons else ""
     if pooled is not None:
         unit_N = np.arange(len(pooled))
         if person:

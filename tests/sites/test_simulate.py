@@ -26,13 +26,13 @@ from fairpate.sites.simulate import deal, simulate, site_folders
 pytestmark = pytest.mark.usefixtures("light_runs")
 
 
-def source(folder: Path, *, person: bool = False, **settings: Any) -> DataConfig:
+def source(folder: Path, *, person: bool = False, more: str = "", **settings: Any) -> DataConfig:
     """A declaration whose records are in one file."""
     folder.mkdir()
     declared = DECLARATION.replace(
         "{private: patients.csv, public: pool.csv, test: held_out.csv}", "{records: visits.csv}"
     )
-    declared += "person: patient\n" * person + "num_public: 100\nnum_test: 50\n"
+    declared += "person: patient\n" * person + "num_public: 100\nnum_test: 50\n" + more
     (folder / "hospitals.yaml").write_text(declared, encoding="utf-8")
     lines = ["visit,patient,age,weight,ward,sex,readmitted,town"]
     for visit in range(600):
@@ -58,6 +58,14 @@ def test_every_record_is_dealt_once_and_every_party_reads_its_files(person: bool
         found = load_at_site(parse_config(values, DataConfig), has_private=party != coordinator)
         expected = (0, 100, 50) if party == coordinator else (records[sites.index(party)], 100, 0)
         assert (len(found.private), len(found.public), len(found.test)) == expected
+
+
+def test_a_rule_leaves_rows_out_with_its_option_alone(tmp_path: Path) -> None:
+    ruled = "options: {wards: {default: false, description: Whether ward C is left out.}}\n"
+    ruled += "keep: [{column: ward, other_than: [C], note: ward C, when: {wards: true}}]\n"
+    assert sum(deal(source(tmp_path / "all", more=ruled), tmp_path / "everybody", sites=2)) == 450
+    without = source(tmp_path / "again", more=ruled, options={"wards": True})
+    assert 200 < sum(deal(without, tmp_path / "some", sites=2)) < 350
 
 
 def test_persons_and_values_of_a_column_stay_together(tmp_path: Path) -> None:
