@@ -76,10 +76,10 @@ def describe_data(
 ) -> Output:
     """Count the records of a data set by split, group and label. The counts are exact: do not publish them."""
     from fairpate.cli.summaries import describe_table
-    from fairpate.data import describe
+    from fairpate.data import describe, load_data
 
     with waiting("data"):
-        description = describe(commands.data_config(name, options, data_dir))
+        description = describe(load_data(commands.data_config(name, options, data_dir)))
     return Output(facts=strict(description), words=describe_table(description))
 
 

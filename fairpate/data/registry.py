@@ -480,13 +480,8 @@ class DatasetDescription(Described):
     splits: tuple[SplitDescription, ...]
 
 
-def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
-    """Return the shape, names and record counts of a data set; if ``dataset`` is a name or a configuration, the data
-    set is loaded first."""
-    if isinstance(dataset, str):
-        dataset = DataConfig(name=dataset)
-    if isinstance(dataset, DataConfig):
-        dataset = load_data(dataset)
+def describe(dataset: Dataset) -> DatasetDescription:
+    """Return the shape, names and record counts of a data set."""
     num_groups, num_classes = dataset.num_groups, dataset.num_classes
     splits = []
     for name, split in dataset.splits.items():

@@ -168,7 +168,7 @@ def test_one_file_in_the_folder_is_all_that_a_table_needs(shop: Path, monkeypatc
     assert not dataset.records_alone
     assert load_data(config.model_copy(update={"options": {"together": False}})).records_alone
     assert sorted(dataset.test.record_id) == sorted(read(shop).records.record_id[60:])
-    assert [part.records for part in describe(config).splits] == [30, 20, 10, 20]
+    assert [part.records for part in describe(load_data(config)).splits] == [30, 20, 10, 20]
 
 
 @pytest.mark.parametrize(
