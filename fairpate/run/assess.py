@@ -43,11 +43,11 @@ from fairpate.data.table_files import plain_batches, read_batches, text_of
 from fairpate.data.tables import require_columns
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
-from fairpate.report.metrics import Evaluation, IntervalEstimate, evaluate
+from fairpate.report.metrics import LEVEL, Evaluation, IntervalEstimate, evaluate
 from fairpate.report.records import Fairness, MeasuredClaims, fair_words, lower, upper
 from fairpate.report.run_page import treated
 from fairpate.report.small_cells import shown_records
-from fairpate.run.private_metrics import LEVEL, selections
+from fairpate.run.private_metrics import selections
 from fairpate.terminal import facts, listing
 from fairpate.types import (
     DataError,

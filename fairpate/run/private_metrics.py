@@ -58,7 +58,7 @@ from fairpate.releases.directory import ReleasedArrays, RunDirectory, read_relea
 from fairpate.releases.log import MetricsFolder, ReleaseLog, read_receipt
 from fairpate.report import metrics
 from fairpate.report.answers import AnswerGuarantee
-from fairpate.report.metrics import GAPS, Evaluation, IntervalEstimate
+from fairpate.report.metrics import GAPS, LEVEL, Evaluation, IntervalEstimate
 from fairpate.report.reject_option import RejectOptionSpread, reject_option_spread
 from fairpate.report.small_cells import shown_records
 from fairpate.run.bounded_answers import AskedBound, without_rule
@@ -83,7 +83,6 @@ if TYPE_CHECKING:
 
 # Divided among the records of a person and rounded down, a weight this large loses next to nothing.
 WEIGHT = 2**20
-LEVEL = 0.95
 # Name of the noisy table of predictions in messages between sites, if it is a sum over several sites.
 PREDICTIONS = "predictions"
 _LEAST_SHARE = 1e-9  # which has a logarithm
