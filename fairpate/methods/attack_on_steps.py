@@ -144,10 +144,10 @@ def _on_trainings(config: Any, audited: Audited) -> Shadows:
     wanted = 0.0 if has_direction and loaded is None else _SAMPLED / min(rates, default=math.inf)
     of_one = _sums_of_one(config, audited, setting, num_canaries=len(canaries), least_steps=wanted)
     one_step = _OneStep.of(config, audited, canaries.x)
-    whole, reached_by_many = setting.with_canaries(np.ones(len(canaries), np.bool_)), _Names()
-    events = _trained(config, audited, whole, watch=reached_by_many).events
+    whole, names = setting.with_canaries(np.ones(len(canaries), np.bool_)), set[str]()
+    events = _trained(config, audited, whole, watch=lambda name, *_, **__: names.add(name)).events
     multipliers = config.noise_of_steps(tuple(events if audited.is_control else stated))
-    if unknown := set(reached_by_many.names) - set(multipliers):
+    if unknown := names - set(multipliers):
         raise AuditError(f"method: {config.method} releases {', '.join(sorted(unknown))}, for which no audit is known.")
     attack = _AttackOnSteps(
         config=config,
@@ -155,7 +155,7 @@ def _on_trainings(config: Any, audited: Audited) -> Shadows:
         setting=setting,
         canaries=canaries,
         multipliers=multipliers,
-        names=[name for name in multipliers if name in reached_by_many.names],
+        names=[name for name in multipliers if name in names],
         events=events,
         direction=first.shape if has_direction else None,
         of_one=of_one,
@@ -493,12 +493,12 @@ class _OneStep:
                     _trained(each, audited, dataset, watch=watch)
             return found
 
-        names = _Names()
-        events = _trained(single, audited, setting.dataset, watch=names).events
+        names = set[str]()
+        events = _trained(single, audited, setting.dataset, watch=lambda name, *_, **__: names.add(name)).events
         # Without NaN, of which a training warns.
         reach = reach_of(facts, canary_x, exact, odd=(0.0, 0.01, 1 / LOUD), l1=("histograms",))
         own: dict[str, FloatArray] = {}
-        beside = sorted(names.names - {"gradients"})
+        beside = sorted(names - {"gradients"})
         if beside:
             alone = setting.others.take([0])
             added = [setting.canaries.take(list(range(m * copies, (m + 1) * copies))) for m in numbers]
@@ -545,13 +545,3 @@ def _flat(arrays: Sequence[Any]) -> list[FloatArray]:
     """Return the numbers of arrays or tensors, each as one row."""
     on_cpu = (each.detach().cpu() if isinstance(each, Tensor) else each for each in arrays)
     return [np.asarray(each, np.float64).ravel() for each in on_cpu]
-
-
-class _Names:
-    """Remembers the names of the releases of a training."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def __call__(self, name: str, exact: Sequence[Any], released: Sequence[Any], *, norm: float) -> None:  # noqa: ARG002
-        self.names.add(name)
