@@ -296,24 +296,16 @@ class _AttackOnSteps:
             self.sampled.extend(watched.counts_M[included_M].tolist())
             self.moved.append(watched.steps.apart)
             self.num_steps.append(watched.steps.num)
-        of_beside = self.one_step.seen(included_M)
-        draws = [
-            Drawn(scores_RP=np.array(rows) if rows else np.zeros((0, self.num_places.get(name, 0))))
-            for name, rows in ((name, watched.rows[name]) for name in self.names)
-        ]
-        self.num_places.update({name: each.scores_RP.shape[1] for name, each in zip(self.names, draws, strict=True)})
-        return Seen(
-            scores_SM=np.stack([score_M, *(score for score, _ in of_beside)]),
-            gains_SM=np.stack([gain_M, *(gain for _, gain in of_beside)]),
-            noise=tuple(
-                tuple(
-                    NoiseSeen.of_squares(each.total, each.num, kurtosis=self.multipliers[name][2])
-                    for each in watched.seen[name]
-                )
-                for name in self.names
-            ),
-            draws=tuple(draws),
-        )
+        scores, gains = zip((score_M, gain_M), *self.one_step.seen(included_M), strict=True)
+        noise, draws = [], []
+        for name in self.names:
+            kurtosis, rows = self.multipliers[name][2], watched.rows[name]
+            kinds = (NoiseSeen.of_squares(each.total, each.num, kurtosis=kurtosis) for each in watched.seen[name])
+            noise.append(tuple(kinds))
+            scores_RP = np.array(rows) if rows else np.zeros((0, self.num_places.get(name, 0)))
+            self.num_places[name] = scores_RP.shape[1]
+            draws.append(Drawn(scores_RP=scores_RP))
+        return Seen(scores_SM=np.stack(scores), gains_SM=np.stack(gains), noise=tuple(noise), draws=tuple(draws))
 
     def _dataset(self, included_M: Coins) -> Dataset:
         """Return the records of one training; if neighbours replace a record, one at the origin for each canary that is
