@@ -243,8 +243,7 @@ def _sums_of_one(
     for number in range(_MOST_ALONE):
         if number >= labels and sums["gradients"].num >= least_steps:
             break
-        start = number % labels * setting.copies
-        alone = replace(setting.dataset, private=setting.canaries.take(list(range(start, start + setting.copies))))
+        alone = replace(setting.dataset, private=setting.canary(number % labels))
         _trained(public, audited, alone, watch=reached)
     return sums
 
@@ -471,7 +470,6 @@ class _OneStep:
         canaries = (canary_x, *labels_and_groups(facts, len(canary_x)))
         setting = setting_of(facts, canary_x[:1] * 0, canaries, num_others=OTHERS, loaded=None, is_embedded=False)
         public = single.with_public_shares(num_groups=len(facts.group_names), num_classes=len(facts.label_names))
-        copies, numbers = setting.copies, range(len(canary_x))
 
         def exact(records: Split) -> dict[str, FloatArray]:
             dataset, found = replace(setting.dataset, private=records), dict[str, FloatArray]()
@@ -493,8 +491,7 @@ class _OneStep:
         beside = sorted(names - {"gradients"})
         if beside:
             alone = setting.others.take([0])
-            added = [setting.canaries.take(list(range(m * copies, (m + 1) * copies))) for m in numbers]
-            of_one, of_each = exact(alone), [exact(joined(alone, canary)) for canary in added]
+            of_one, of_each = exact(alone), [exact(joined(alone, setting.canary(m))) for m in range(len(canary_x))]
             own = {name: np.stack([of_both[name] - of_one[name] for of_both in of_each]) for name in beside}
         multipliers = single.noise_of_steps(events)
         return cls(config=single, audited=audited, setting=setting, multipliers=multipliers, own=own, reach=reach)

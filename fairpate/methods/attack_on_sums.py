@@ -184,7 +184,7 @@ def attack_on_sums(
     share = 0.5 if is_control else 1.0
     # Of the moments only numbers above the diagonal are released.
     above = np.triu_indices(width + 1, 1)
-    special = setting.canaries.take(list(range((num_canaries - 1) * setting.copies, num_canaries * setting.copies)))
+    special = setting.canary(num_canaries - 1)
 
     def eigenvalues(
         exact: dict[str, IntArray], is_in: bool, least: Callable[[FloatArray], float]

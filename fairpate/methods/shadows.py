@@ -152,6 +152,10 @@ class ShadowData:
     canaries: Split
     copies: int
 
+    def canary(self, number: int) -> Split:
+        """Return the records of one canary."""
+        return self.canaries.take(list(range(number * self.copies, (number + 1) * self.copies)))
+
     def with_canaries(self, included_M: Coins) -> Dataset:
         """Return the data set of one shadow release: its private records are ``others`` and those canaries (records
         that the attacker looks for) whose entries in ``included_M`` are true."""
