@@ -97,21 +97,20 @@ def attack_on_counts(config: Any, audited: Audited, *, unit: int) -> Shadows:
         arrays = released.arrays
         return arrays["votes_KC"] if "votes_KC" in arrays else np.hstack([*arrays["votes_GKC"]])
 
-    cells_M = np.repeat(prototypes, num_rows), row_M
+    cells_M, known_KR = (np.repeat(prototypes, num_rows), row_M), table(known)
 
     def play(included_M: Coins) -> Seen:
         dataset = setting.with_canaries(included_M)
         if is_control:
-            shown = without_noise(dataset, noise=of_claim)
+            shown_KR = table(without_noise(dataset, noise=of_claim))
         else:
-            shown = config.measure(training_of(config, dataset), found)
-        found_M = (table(shown) - table(known))[cells_M]
-        score_M, gain_M = log_ratio(found_M[None], np.full((1, len(found_M)), added), of_claim)
-        exact_KR = table(known).copy()
+            shown_KR = table(config.measure(training_of(config, dataset), found))
+        score_M, gain_M = log_ratio((shown_KR - known_KR)[cells_M][None], np.full((1, len(row_M)), added), of_claim)
+        exact_KR = known_KR.copy()
         exact_KR[cells_M] += np.int64(added) * included_M
-        noise_KR = table(shown) - exact_KR
+        noise_KR = shown_KR - exact_KR
         # Noise may be missing only on numbers that are otherwise 0.
-        noise = both_kinds(noise_KR, exact_KR != table(known), spread, kurtosis=kurtosis)
+        noise = both_kinds(noise_KR, exact_KR != known_KR, spread, kurtosis=kurtosis)
         return seen_of([Found(score_M, gain_M, noise, Drawn.of(noise_KR, of_claim))])
 
     def exact(records: Split) -> dict[str, IntArray]:
