@@ -80,20 +80,13 @@ from fairpate.privacy.audit_bounds import (
 )
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables, event_from, event_json
-from fairpate.releases.directory import (
-    read_release,
-    read_statement,
-    require_data,
-    require_data_by_name,
-    write_json,
-    write_text,
-)
-from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, SingleRelease, audit_page
+from fairpate.releases.directory import read_release, read_statement, require_data, require_data_by_name
+from fairpate.report.run_page import AttackResult, Audit, AuditedRelease, SingleRelease
 from fairpate.run.bounded_answers import AskedBound
 from fairpate.run.bundle import alike
 from fairpate.run.folder import finished_run, load_for
 from fairpate.run.private_metrics import draw_table, lone_predictions, scores_of
-from fairpate.run.publication import renew_report
+from fairpate.run.publication import renew_report, write_audit
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter, duration
 from fairpate.types import FloatArray, IntArray, heard_by, strict
@@ -175,8 +168,7 @@ def audit_run(
         releases=tuple(releases),
     )
     folder = run.private if on_private else run.public
-    write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
-    write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
+    write_audit(found, folder / run.audit.name, folder / run.audit_page.name, private=on_private)
     renew_report(run)  # it says whether an audit was run
     return found, folder / run.audit_page.name
 

@@ -143,6 +143,12 @@ def stated_use(run: RunDirectory) -> IntendedUse:
         return IntendedUse()
 
 
+def write_audit(found: run_page.Audit, path: Path, page: Path, *, private: bool = False) -> None:
+    """Write an audit to the file ``path`` as JSON, and as a page to ``page``."""
+    write_json(path, strict(found.to_json()), private=private)
+    write_text(page, run_page.audit_page(found), private=private)
+
+
 def read_audited(run: RunDirectory) -> bool | None:
     """Return whether the published audit of ``run`` found no fault; None if there is none. An audit with the private
     records is not read: its result depends on them."""

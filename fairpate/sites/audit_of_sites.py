@@ -45,13 +45,13 @@ from fairpate.privacy.audit_bounds import (
     normal_scores,
 )
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.releases.directory import write_json, write_text
-from fairpate.report.run_page import Audit, audit_page
+from fairpate.report.run_page import Audit
 from fairpate.run.audit import CANARIES, MINUTES, attacked
+from fairpate.run.publication import write_audit
 from fairpate.sites.plan import SitePlan
 from fairpate.sites.secure_sum import Coordinator, Draw, Site, SiteKey, Step, known_to_colluders
 from fairpate.terminal import Reporter
-from fairpate.types import FloatArray, IntArray, strict
+from fairpate.types import FloatArray, IntArray
 
 _ALONE = 12  # sites that are attacked by themselves; the others, with the same program, together
 _MOST_PLACES = 1000  # numbers of a sum whose noise is looked at one by one
@@ -93,8 +93,7 @@ def audit_plan(
         releases=tuple(releases),
     )
     page = file.with_suffix(".audit.html")
-    write_json(file.with_suffix(".audit.json"), strict(found.to_json()))
-    write_text(page, audit_page(found))
+    write_audit(found, file.with_suffix(".audit.json"), page)
     return found, page
 
 
