@@ -38,15 +38,7 @@ from fairpate.files import make_folder, write_atomically
 from fairpate.lazy import torch
 from fairpate.methods.base import ReleasingMethod, looks_of
 from fairpate.pages import counted, decimal, delta_text, epsilon_text, in_two_lines, percent
-from fairpate.releases.directory import (
-    RunDirectory,
-    read_json,
-    read_votes,
-    sole_worker,
-    write_json,
-    write_text,
-    write_votes,
-)
+from fairpate.releases.directory import RunDirectory, read_votes, sole_worker, write_json, write_text, write_votes
 from fairpate.releases.log import MetricsFolder, read_receipt
 from fairpate.releases.odometer import LimitReachedError, Odometer, OdometerError, RunCharge, spent, spent_since
 from fairpate.report.decision import Choice
@@ -63,7 +55,7 @@ from fairpate.run.publication import comparison_html, read_claims
 from fairpate.run.run import check_data, open_run, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, read_rows, write_rows
 from fairpate.terminal import Output, Reporter, facts, say
-from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, heard_by, restored
+from fairpate.types import FairRule, NotionName, UsageError, UserError, VoteBatch, heard_by
 from teachers.ray_pool import open_pool, room_for, start_ray
 from teachers.vectors import vectors_on
 from teachers.work import PoolError, count, tallied
@@ -547,15 +539,7 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
         elif not run.released.exists():
             write_atomically(run.released, partial(Path.write_bytes, data=shared))
     run = run_method(config, Reporter(quiet=True), load=load_once)
-    row, rows = cell.row(minutes=(time.monotonic() - started) / 60), []
-    # Once: a run without privacy keeps both records in one private file.
-    for path in dict.fromkeys(path for path in (run.record, run.private_record) if path.exists()):
-        # A sweep may call a data set by another name than the run does.
-        values = read_json(path) | {"data": row.data, "config": row.config}
-        # JSON has no infinity, so the file holds null.
-        epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
-        rows.append(replace(row, record=restored(RunRecord, values | {"epsilon": epsilon})))
-    return rows
+    return cell.rows(run, minutes=(time.monotonic() - started) / 60)
 
 
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:

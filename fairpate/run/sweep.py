@@ -22,7 +22,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ from fairpate.fairness.rates import NOTIONS
 from fairpate.files import PathIn, make_folder, private_folder, write_atomically
 from fairpate.methods import base, defaults
 from fairpate.methods.base import Method, determining_values, find_method, read_and_unread, refused
-from fairpate.releases.directory import RunDirectory, RunDirectoryError
+from fairpate.releases.directory import RunDirectory, RunDirectoryError, read_json
 from fairpate.report.frontier import FAILED, Row
 from fairpate.types import DataError, RunRecord, UserError, restored, strict
 
@@ -258,6 +258,19 @@ class Cell:
             has_guarantee=self.config.is_private,
             **found,
         )
+
+    def rows(self, run: RunDirectory, *, minutes: float) -> list[Row]:
+        """Return the rows of ``run``, a finished run of this configuration: the public one and, if its privacy cost
+        depends on votes, another one with that cost, which must not be published."""
+        row, found = self.row(minutes=minutes), []
+        # Once: a run without privacy keeps both records in one private file.
+        for path in dict.fromkeys(path for path in (run.record, run.private_record) if path.exists()):
+            # A sweep may call a data set by another name than the run does.
+            values = read_json(path) | {"data": row.data, "config": row.config}
+            # JSON has no infinity, so the file holds null.
+            epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
+            found.append(replace(row, record=restored(RunRecord, values | {"epsilon": epsilon})))
+        return found
 
 
 def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
