@@ -403,8 +403,17 @@ def data_named(data: str | None) -> dict[str, Any]:
     return {"data.name": read_declaration(Path(data)).name, "data.declaration": data}
 
 
+def settings_of(options: list[str] | None, section: str) -> list[str]:
+    """Return the values NAME=VALUE of `--option` as settings of a ``section``. UsageError for another form."""
+    for each in options or []:
+        name, is_given, _ = each.partition("=")
+        if not (name.strip() and is_given):
+            raise UsageError(f"--option: expected NAME=VALUE, got {each!r}; give one such as {name or 'seed'}=1.")
+    return [f"{section}.{each}" for each in options or []]
+
+
 def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
     """Return the section ``data`` of a configuration, from a data set's name and the values of `--option` and
     `--data-dir`."""
     values = {field.removeprefix("data."): value for field, value in data_named(name).items()} | {"data_dir": data_dir}
-    return parse_config(apply_override(values, *(f"options.{option}" for option in options or [])), DataConfig)
+    return parse_config(apply_override(values, *settings_of(options, "options")), DataConfig)

@@ -111,11 +111,7 @@ def run(
         if share > 1 and not keep.endswith("%"):
             raise UsageError(f"--keep: expected a share of at most 1, got {keep}; give {keep}% or 0.3.")
         given["aggregator.keep"] = share
-    for each in options_of_data or []:
-        name, is_given, _ = each.partition("=")
-        if not (name.strip() and is_given):
-            raise UsageError(f"--option: expected NAME=VALUE, got {each!r}; give one such as {name or 'seed'}=1.")
-    options: list[Override] = [*(overrides or []), *(f"data.options.{each}" for each in options_of_data or [])]
+    options: list[Override] = [*(overrides or []), *commands.settings_of(options_of_data, "data.options")]
     options += [(field, value) for field, value in given.items() if value is not None]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:

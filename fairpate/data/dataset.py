@@ -243,7 +243,7 @@ class SourceFile(Section):
         "archive may also be gzipped, as `path` + `.gz`."
     )
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
-        None, description="Checksum of the published bytes, unpacked; empty: the publisher's file could not be pinned."
+        None, description="Checksum of the file as it was published; empty: the publisher's file could not be pinned."
     )
     url: str | None = Field(None, description="Address of the publisher's download.")
     member: str | None = Field(None, description="Path of the file in the zip archive at `url`.")
@@ -540,23 +540,23 @@ def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes
     return choice, content
 
 
-def check_file(file: SourceFile, path: Path, *, unpack: bool = False) -> str:
-    """Return the sha256 of the file at ``path``, or with ``unpack`` that of its unpacked bytes; :class:`DataError` if a
-    different one is pinned for ``file``. The file is read in pieces."""
-    try:
-        # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
-        with gzip.open(path) if unpack else path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
+def check_file(file: SourceFile, path: Path) -> str:
+    """Return the sha256 of ``file`` at ``path``, of a gzipped copy that of the bytes inside; :class:`DataError` if a
+    different one is pinned. The file is read in pieces."""
+    # Gzip adds names and times, so that copies of one table differ.
+    found = sha256_of(path, unpack=path.name != PurePosixPath(file.path).name)
     check_sha256(found, file, path)
     return found
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, which is read in pieces."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def sha256_of(path: Path, *, unpack: bool = False) -> str:
+    """Return the SHA-256 of a file, or with ``unpack`` of the bytes in a gzipped one; it is read in pieces. DataError
+    for a damaged gzip file."""
+    try:
+        with gzip.open(path) if unpack else path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
 
 
 def check_sha256(found: str, file: SourceFile, path: Path) -> None:

@@ -561,8 +561,8 @@ def _batches_of(
             if path.is_dir():
                 yield part, choice.path, folder_table(path, dataset.resolve_data_dir(request.data_dir))
                 continue
-            if choice.sha256 is not None:  # of the published bytes: a copy may be gzipped
-                dataset.check_file(choice, path, unpack=path.suffix == ".gz")
+            if choice.sha256 is not None:
+                dataset.check_file(choice, path)
             batches = table_files.read_batches(path, choice.path, layout, wanted=wanted, others=others)
             for rows in table_files.with_vectors(batches, path, choice.path, arrays):
                 yield part, choice.path, rows

@@ -178,7 +178,7 @@ class PicturesConfig(Section):
 def folder_table(folder: Path, below: Path) -> pa.Table:
     """Return a table with a row for each picture in ``folder``: its `path` relative to the folder ``below``, its
     `name`, and its subfolders as `level_1`, `level_2`, ..."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
+    files = sorted(path for path in folder.rglob("*") if _is_picture(path.name))
     levels = [path.relative_to(folder).parts[:-1] for path in files]
     if not files or len({len(each) for each in levels}) != 1:
         raise DataError(

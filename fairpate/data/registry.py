@@ -216,7 +216,7 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
         for file in (one for each in files for one in datasets.expanded(each, folder, has_folders=True)):
             _, path = find(file, folder) or (file, folder)
             if path.is_file():
-                name = _files_of_test_records().get(datasets.check_file(file, path, unpack=path.suffix == ".gz"))
+                name = _files_of_test_records().get(datasets.sha256_of(path, unpack=path.suffix == ".gz"))
                 found |= {name: part != "public" or found.get(name, False)} if name else {}
     return found
 
@@ -594,8 +594,7 @@ def fetch(
         if (found := find(file, data_dir)) is None:
             missing.append(file)
         elif found[1].is_file():
-            # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
-            datasets.check_file(*found, unpack=found[1].name != Path(found[0].path).name)
+            datasets.check_file(*found)
     # Before anything is downloaded, so that a user is not asked to register after an hour.
     if by_hand := [datasets.how_to_get(file, data_dir) for file in missing if file.url is None]:
         raise DataError(

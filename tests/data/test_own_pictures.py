@@ -77,6 +77,7 @@ def test_a_column_of_paths(folder: Path) -> None:
 
 def test_a_folder_of_classes_and_groups(folder: Path) -> None:
     (folder / "scans.yaml").write_text(FOLDERS, encoding="utf-8")
+    (folder / "private" / "no" / "F" / "._0.png").write_bytes(b"attributes of macOS")
     dataset = load_data(folder / "scans.yaml")
     assert by_shade(dataset, "private") == {shade("private", i): (i % 2, i // 2 % 2) for i in range(8)}
     assert by_shade(dataset, "public") == {shade("public", i): (i % 2, i // 2 % 2) for i in range(4)}

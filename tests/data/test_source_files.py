@@ -10,7 +10,7 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, entry_for, load_data
-from fairpate.data.dataset import SourceFile, read_any, resolve_data_dir
+from fairpate.data.dataset import SourceFile, check_file, read_any, resolve_data_dir
 
 pytestmark = pytest.mark.usefixtures("few_replicates", "without_charts")
 
@@ -29,6 +29,21 @@ def test_a_file_is_read_as_published_or_gzipped(folder: Path) -> None:
     assert read_any(FILE, folder) == (FILE, CONTENT)
     (folder / "toy" / "toy.csv").write_bytes(CONTENT)
     assert read_any(FILE, folder) == (FILE, CONTENT)
+
+
+def test_the_checksum_is_that_of_the_file_as_it_was_published(folder: Path) -> None:
+    content, path = gzip.compress(CONTENT), folder / "toy" / "toy.csv.gz"
+    path.write_bytes(content)
+    assert check_file(FILE, path) == FILE.sha256  # a copy
+    packed = SourceFile(path="toy/toy.csv.gz", sha256=hashlib.sha256(content).hexdigest())
+    assert check_file(packed, path) == packed.sha256
+    with pytest.raises(DataError, match="damaged or other file"):
+        check_file(packed.model_copy(update={"sha256": FILE.sha256}), path)
+    path.write_bytes(content[:-4])
+    with pytest.raises(DataError, match=r"toy\.csv\.gz: damaged gzip file"):
+        check_file(FILE, path)
+    with pytest.raises(OSError, match="Is a directory"):
+        check_file(FILE, folder / "toy")
 
 
 def test_a_missing_file_names_itself_its_address_and_its_place(folder: Path) -> None:

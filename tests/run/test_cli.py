@@ -96,6 +96,7 @@ def test_version_and_help(fairpate):
         (["ledger", "export", "nowhere", "out.json"], ["nowhere: no such file or folder; give a ledger file"]),
         (["ledger", "limit", "adult", "--epsilon", "-1"], ["--epsilon", "0 < epsilon < inf", "-1"]),
         (["ledger", "limit", "adult", "--epsilon", "1", "--delta", "0"], ["--delta", "0 < delta < 1"]),
+        (["data", "describe", "adult", "--option", "sensitive"], ["--option: expected NAME=VALUE, got 'sensitive'"]),
         (["data", "describe", "adult", "--option", "sensitive=height"], ["sensitive", "height"]),
         (["run", "--data", "adult", "--option", "sensitive"], ["--option: expected NAME=VALUE", "such as sensitive="]),
         (["run", "--data", "adult", "--option", "=race"], ["--option: expected NAME=VALUE, got '=race'"]),
