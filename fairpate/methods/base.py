@@ -600,12 +600,12 @@ class Method(Section):
     @property
     def is_seeded(self) -> bool:
         """True if the method's noise is reproducible, so that the run is not private."""
-        return getattr(self, "noise", None) == "seeded"
+        return False
 
     @property
     def draws_fresh_noise(self) -> bool:
         """True if the method draws noise from the operating system."""
-        return getattr(self, "noise", None) == "os_entropy"
+        return False
 
     @property
     def declared_units(self) -> int | None:
@@ -927,7 +927,22 @@ class UnprotectedMethod(Method):
         return Trained(model=training.model.eval(), events=(event,), noise=NO_NOISE, remarks=remarks)
 
 
-class PrivateMethod(Method):
+class DrawsNoise(Method):
+    """A method that draws noise, from the source that its setting ``noise`` names."""
+
+    if TYPE_CHECKING:  # each method declares the setting in its place
+        noise: Noise
+
+    @property
+    def is_seeded(self) -> bool:
+        return self.noise == "seeded"
+
+    @property
+    def draws_fresh_noise(self) -> bool:
+        return self.noise == "os_entropy"
+
+
+class PrivateMethod(DrawsNoise):
     """A private method whose noise is calibrated to a target epsilon and delta."""
 
     meets_target: ClassVar[bool] = True

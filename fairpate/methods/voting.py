@@ -45,7 +45,7 @@ from fairpate.config import ConfigError, Noise, QueriesConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.lazy import torch
-from fairpate.methods.base import Audited, ExpectedVotes, Method, Price, RunLog, Trained, Training, price
+from fairpate.methods.base import Audited, DrawsNoise, ExpectedVotes, Price, RunLog, Trained, Training, price
 from fairpate.methods.learning import fit_student, public_records, require_labels
 from fairpate.methods.noisy_counts import NoisyCounts, ServiceRule
 from fairpate.pages import delta_text, epsilon_text
@@ -426,7 +426,7 @@ def _submit(
     return result
 
 
-class VotingMethod(Method):
+class VotingMethod(DrawsNoise):
     """A method whose voters answer queries on public records. A subclass defines the voters and how the student learns.
 
     ``fits_rule``: a linear rule is fitted to the answers to all queries, noisy counts or labels.
