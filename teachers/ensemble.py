@@ -6,11 +6,11 @@ a record changes exactly one shard. Where persons are protected, person ids repl
 reach one teacher. Ids do not depend on the sensitive attribute, so changing an attribute moves no record. A shard may
 be empty.
 
-**Blocks.** Training and voting are maps over blocks of teachers on a :class:`BlockPool`: this process, or Ray actors
-(:mod:`teachers.ray_pool`). A block is stored as one safetensors object, named by a hash of everything that determines
-its teachers: shards, model, training, seed and library versions. So a resumed run trains only the missing blocks. An
-object that is truncated or altered counts as missing. Teachers memorise their shards, so local checkpoints are readable
-by their owner only. A shard is sent only to the worker that trains it.
+**Blocks.** Training and voting are maps over blocks of teachers on a pool (:class:`teachers.work.BlockPool`): this
+process, or Ray actors (:mod:`teachers.ray_pool`). A block is stored as one safetensors object, named by a hash of
+everything that determines its teachers: shards, model, training, seed and library versions. So a resumed run trains
+only the missing blocks. An object that is truncated or altered counts as missing. Teachers memorise their shards, so
+local checkpoints are readable by their owner only. A shard is sent only to the worker that trains it.
 
 **Votes.** ``predictions_TQ`` is private and never leaves the worker; the vote counts stay with the operator, and only
 the aggregator's noise may turn them into labels.
@@ -25,10 +25,9 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,14 +45,11 @@ from fairpate.nn.models import CONVOLUTIONAL, build_model, scale_bytes
 from fairpate.types import Advance, IntArray, UserError
 from teachers.ridge import FeatureMap
 from teachers.teacher import Engine, Ridge, Shard, StackedWeights, TeacherSpec, choose_engine, train_teachers
-from teachers.work import PoolError, count
+from teachers.work import BlockFunction, BlockPool, Counts, PoolError, count
 
 if TYPE_CHECKING:
     from fairpate.data.dataset import Split
 
-Counts = npt.NDArray[np.integer[Any]]
-BlockFunction = Callable[[Any, Any, str], Any]
-"""A pure function ``function(shared, item, device)``: a value that all items share, one item, and a torch device."""
 PredictionArray = npt.NDArray[np.int16]
 ArrayWeights = dict[str, npt.NDArray[np.generic]]
 _MIN_KEY_BYTES, _MAX_KEY_BYTES = 16, 64
@@ -69,58 +65,6 @@ _MAX_VALUES_AT_ONCE = 2**24  # of queries, which a worker copies and scales
 _LOOPED_BLOCK, _STACKED_BLOCK, _ACCELERATED_BLOCK, _SOLVED_BLOCK = 4, 50, 100, 500
 _MAX_BLOCK_BYTES = 2**29
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class BlockPool:
-    """Computes ``function(shared, item, device)`` for many items, one after another in this process.
-
-    It is for a machine without Ray or with a single GPU; subclasses use several workers. ``device`` is the torch device
-    of every worker.
-    """
-
-    device: str = "cpu"
-
-    def carry(self, module: ModuleType) -> None:
-        """Send the code of ``module`` to the workers on which it is not installed. This pool has no workers, so nothing
-        is done."""
-
-    def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """Apply ``function(shared, item, device)`` to the items; yield pairs (position of an item, result) as results
-        arrive. Items are read lazily."""
-        for position, item in enumerate(items):
-            yield position, function(shared, item, self.device)
-
-    def in_order(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[Any]:
-        """Apply ``function(shared, item, device)`` to the items as :meth:`run` does; yield the results in the order of
-        the items."""
-        waiting, position = dict[int, Any](), 0
-        for number, result in self.run(function, shared, items):
-            waiting[number] = result
-            while position in waiting:
-                yield waiting.pop(position)
-                position += 1
-
-    def sum(
-        self,
-        function: BlockFunction,
-        shared: Any,
-        items: Iterable[Any],
-        *,
-        on_done: Callable[[int], None] = lambda _: None,
-    ) -> Counts:
-        """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
-
-        ``on_done(position)`` is called after each item. ValueError without items.
-        """
-        total: Counts | None = None
-        for position, counts in self.run(function, shared, items):
-            # Not in place, because arrays from Ray's store are read-only.
-            total = counts if total is None else total + counts
-            on_done(position)
-        if total is None:
-            raise ValueError("Expected at least one item in items, got none; give those whose results are added up.")
-        return total
 
 
 def shard_key(seed: int) -> bytes:

@@ -39,8 +39,9 @@ from fairpate.lazy import torch
 from fairpate.nn.models import scale_bytes, seeded_torch
 from fairpate.types import PACKAGES, Advance, IntArray, UserError, stream_seed
 from teachers import ensemble
-from teachers.ensemble import ArrayShard, ArrayWeights, Block, BlockPool
+from teachers.ensemble import ArrayShard, ArrayWeights, Block
 from teachers.teacher import TRAINING
+from teachers.work import BlockPool
 
 if TYPE_CHECKING:
     from fairpate.data.dataset import Split

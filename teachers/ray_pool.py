@@ -33,20 +33,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fairpate.config import RayConfig
-from fairpate.lazy import torch
+from fairpate.lazy import Later, torch
 from fairpate.types import PACKAGES, IntArray
-from teachers import ensemble as ensembles
 from teachers import ray_cluster, work
-from teachers.ensemble import BlockFunction, BlockPool, CountTask, Ensemble, count_block
 from teachers.ray_cluster import ray
-from teachers.teacher import CudaMemory
-from teachers.work import PoolError
+from teachers.work import BlockFunction, BlockPool, PoolError
+
+if TYPE_CHECKING:
+    from teachers import ensemble as ensembles
+    from teachers.ensemble import Ensemble
+else:
+    ensembles = Later("teachers.ensemble")  # torch, which the process that starts a service does not need
 
 # The second item travels while the first is computed.
 _ITEMS_PER_ACTOR = 2
@@ -72,6 +75,8 @@ class Worker:
         used so far (None without one)."""
         result, used = function(shared, item, device), None
         if self._has_device:
+            from teachers.teacher import CudaMemory
+
             used = torch.cuda.max_memory_reserved() / CudaMemory(torch.device("cuda")).available_bytes
         work.show_device_memory(used)
         return result, used
@@ -561,9 +566,13 @@ class ServingTeachers(ServingActors):
 
         def counter(sources: Sequence[str | ensembles.ArrayWeights]) -> Callable[[npt.NDArray[np.generic]], IntArray]:
             blocks = [ensembles.tensors_of(source) for source in sources]
-            return lambda queries: np.sum(
-                [count_block(CountTask(spec=spec, queries=queries), block, device) for block in blocks], axis=0
-            )
+
+            def votes(queries: npt.NDArray[np.generic]) -> IntArray:
+                task = ensembles.CountTask(spec=spec, queries=queries)
+                counts: IntArray = np.sum([ensembles.count_block(task, block, device) for block in blocks], axis=0)
+                return counts
+
+            return votes
 
         super().__init__(counter, ensemble.sources, config, num_gpus=config.num_gpus)
 

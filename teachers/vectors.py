@@ -17,7 +17,7 @@ from fairpate.types import tell
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from teachers.ensemble import BlockPool
+    from teachers.work import BlockPool
 
 _SENT = 64  # pictures that travel to a worker together
 

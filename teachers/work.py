@@ -1,4 +1,5 @@
-"""What the workers of a run did, as numbers that an operator watches while it works and finds in its record.
+"""The workers of a run: a pool that applies a function to many items, and what was done, as numbers that an operator
+watches while a run works and finds in its record.
 
 Loops call :func:`count` in the process that hands out the work, so that a result of a worker that was lost is not
 counted. On a cluster each number is a metric of Ray (``ray.util.metrics``), which Prometheus reads; inside
@@ -13,10 +14,15 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fairpate.types import UserError
 
@@ -39,6 +45,63 @@ _metrics: dict[tuple[str, str], Any] = {}
 
 class PoolError(UserError, RuntimeError):
     """A pool of workers could not finish its work. The error that caused this is chained."""
+
+
+Counts = npt.NDArray[np.integer[Any]]
+BlockFunction = Callable[[Any, Any, str], Any]
+"""A pure function ``function(shared, item, device)``: a value that all items share, one item, and a torch device."""
+
+
+@dataclass(eq=False)
+class BlockPool:
+    """Computes ``function(shared, item, device)`` for many items, one after another in this process.
+
+    It is for a machine without Ray or with a single GPU; subclasses use several workers. ``device`` is the torch device
+    of every worker.
+    """
+
+    device: str = "cpu"
+
+    def carry(self, module: ModuleType) -> None:
+        """Send the code of ``module`` to the workers on which it is not installed. This pool has no workers, so nothing
+        is done."""
+
+    def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Apply ``function(shared, item, device)`` to the items; yield pairs (position of an item, result) as results
+        arrive. Items are read lazily."""
+        for position, item in enumerate(items):
+            yield position, function(shared, item, self.device)
+
+    def in_order(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[Any]:
+        """Apply ``function(shared, item, device)`` to the items as :meth:`run` does; yield the results in the order of
+        the items."""
+        waiting, position = dict[int, Any](), 0
+        for number, result in self.run(function, shared, items):
+            waiting[number] = result
+            while position in waiting:
+                yield waiting.pop(position)
+                position += 1
+
+    def sum(
+        self,
+        function: BlockFunction,
+        shared: Any,
+        items: Iterable[Any],
+        *,
+        on_done: Callable[[int], None] = lambda _: None,
+    ) -> Counts:
+        """Return the sum of ``function(shared, item, device)`` over the items; all results have one shape and type.
+
+        ``on_done(position)`` is called after each item. ValueError without items.
+        """
+        total: Counts | None = None
+        for position, counts in self.run(function, shared, items):
+            # Not in place, because arrays from Ray's store are read-only.
+            total = counts if total is None else total + counts
+            on_done(position)
+        if total is None:
+            raise ValueError("Expected at least one item in items, got none; give those whose results are added up.")
+        return total
 
 
 @contextmanager

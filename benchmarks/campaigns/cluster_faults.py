@@ -463,8 +463,9 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
 
     from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersTraining
     from fairpate.data.dataset import Split
-    from teachers.ensemble import BlockPool, collect_votes, train_ensemble
+    from teachers.ensemble import collect_votes, train_ensemble
     from teachers.ray_pool import RayPool, start_ray
+    from teachers.work import BlockPool
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(320, 20 * STORE_BYTES // 4 // 4 // 320, generator=generator)

@@ -45,7 +45,8 @@ from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray
-from teachers.ensemble import BlockPool, collect_votes
+from teachers.ensemble import collect_votes
+from teachers.work import BlockPool
 
 
 class VotesHere(FairPate):

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from fairpate.privacy.audit_bounds import Shadows
     from fairpate.report.population import PrivatePopulation
     from student.student import Student
-    from teachers.ensemble import BlockPool, Ensemble
+    from teachers.ensemble import Ensemble
+    from teachers.work import BlockPool
 
 DEFAULT = "fairpate"
 _GROUP = "fairpate.methods"

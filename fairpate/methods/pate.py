@@ -52,7 +52,7 @@ from fairpate.terminal import Reporter
 from fairpate.types import GateRule, IntArray, LabelledSet, VoteBatch
 
 if TYPE_CHECKING:
-    from teachers.ensemble import BlockPool
+    from teachers.work import BlockPool
 
 
 def _one_place_everywhere(storage: str) -> str:

@@ -78,7 +78,7 @@ from fairpate.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from teachers.ensemble import BlockPool
+    from teachers.work import BlockPool
 
 Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]

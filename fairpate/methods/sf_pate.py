@@ -37,7 +37,7 @@ from fairpate.terminal import Reporter
 from fairpate.types import IntArray, LabelledSet, VoteBatch, stream_seed
 
 if TYPE_CHECKING:
-    from teachers.ensemble import BlockPool
+    from teachers.work import BlockPool
 
 
 class SfPateConfig(Section):

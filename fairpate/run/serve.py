@@ -433,7 +433,7 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
         raise ServiceError(
             "--detach and --stop: need a running Ray cluster; set RAY_ADDRESS to its address, or leave the option out."
         )
-    from teachers.ray_pool import start_ray  # imports torch, which a refusal does not need
+    from teachers.ray_pool import start_ray
 
     with start_ray(config):
         yield

@@ -30,7 +30,7 @@ from fairpate.privacy.mechanism_events import event_json
 from fairpate.privacy.second_accountant import recomputed_epsilon
 from fairpate.releases.directory import ReleasedArrays, RunDirectory
 from fairpate.terminal import Reporter
-from teachers.ensemble import BlockPool
+from teachers.work import BlockPool
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

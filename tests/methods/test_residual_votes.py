@@ -34,8 +34,8 @@ from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.releases.directory import ReleasedArrays, RunDirectory
 from fairpate.terminal import Reporter
-from teachers.ensemble import BlockPool
 from teachers.ray_pool import open_pool
+from teachers.work import BlockPool
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),

@@ -35,8 +35,9 @@ from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend, public_pool
 from fairpate.terminal import Output, Reporter
-from teachers.ensemble import BlockPool, collect_votes
+from teachers.ensemble import collect_votes
 from teachers.ray_pool import BESIDE_WORK, ServingTeachers, VoterWatch
+from teachers.work import BlockPool
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),

@@ -24,7 +24,7 @@ from fairpate.run.folder import as_trained, create_run_directory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import VoteBatch
-from teachers.ensemble import BlockPool
+from teachers.work import BlockPool
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

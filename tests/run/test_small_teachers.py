@@ -36,7 +36,8 @@ from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend, public_pool
 from fairpate.terminal import Reporter
 from student.student import load_student
-from teachers.ensemble import BlockPool, collect_votes
+from teachers.ensemble import collect_votes
+from teachers.work import BlockPool
 from tests.run.small_runs import QUIET, copied, open_terms, read_json
 
 pytestmark = pytest.mark.usefixtures("light_runs")

@@ -53,7 +53,7 @@ MODULES = (
     *("fairpate.config", "fairpate.data", "fairpate.privacy.accountant", "fairpate.methods.base"),
     *("fairpate.methods.own_votes", "aggregator.client", "aggregator.service.actor", "fairpate.methods.dp_sgd"),
     *("fairpate.methods.dp_fermi", "fairpate.methods.f_ld", "fairpate.methods.dp_fair_learning"),
-    *("fairpate.methods.raco_dp", "fairpate.run.jobs"),
+    *("fairpate.methods.raco_dp", "fairpate.run.jobs", "teachers.ray_pool"),
 )
 
 

@@ -41,7 +41,7 @@ from fairpate.sites.secure_sum import SumError
 from fairpate.terminal import Reporter
 from fairpate.types import DataSettingsError
 from teachers import ensemble, ray_pool
-from teachers.ensemble import BlockPool
+from teachers.work import BlockPool
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

@@ -16,6 +16,7 @@ from fairpate.files import join
 from fairpate.types import UserError
 from teachers import ensemble
 from teachers.ensemble import CheckpointError, is_stored, load_block, save_block
+from teachers.work import BlockPool
 
 WEIGHTS: dict[str, Any] = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones((2,), dtype=np.float64)}
 
@@ -84,7 +85,7 @@ def test_the_name_follows_the_numbers_of_the_teachers(tmp_path: Path) -> None:
         shards_of=lambda _: [nothing],
         function=lambda *_: (WEIGHTS, None),
         shared=None,
-        workers=ensemble.BlockPool(),
+        workers=BlockPool(),
         on_progress=None,
     )
     assert len({block.content.rpartition("-")[2] for block in blocks}) == 2

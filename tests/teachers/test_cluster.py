@@ -186,9 +186,7 @@ def certificates(folder: Path) -> tuple[Path, tuple[Path, Path], tuple[Path, Pat
 
 @pytest.mark.parametrize("lost", ["head", "node", "nobody"])
 @pytest.mark.parametrize("is_own", [False, True])
-def test_a_process_that_is_ended_without_an_exception_leaves_one_sentence(
-    lost: str, is_own: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_that_is_ended_without_an_exception_leaves_one_sentence(lost: str, is_own: bool) -> None:
     """As Ray ends it; what was lost is found out after its end."""
     with tempfile.TemporaryDirectory() as short, listening() as head, socket.socket(socket.AF_UNIX) as node:
         place, address = f"{short}/raylet", f"127.0.0.1:{head.getsockname()[1]}"
@@ -198,20 +196,22 @@ def test_a_process_that_is_ended_without_an_exception_leaves_one_sentence(
             head.close()
         if lost in ("head", "node"):
             node.close()
+        said, saying = os.pipe()
         process = os.fork()
         if not process:
+            os.dup2(saying, 2)
             with last_words(address, place, is_own=is_own):
                 os._exit(1)
+        os.close(saying)
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
-        said: list[str] = []
-        wait_until(lambda: said.append(capfd.readouterr().err) or "".join(said).endswith("\n"))
+        with os.fdopen(said) as to_its_end:
+            (line,) = to_its_end.read().splitlines()
     expected = {
         ("head", False): f"The head of the Ray cluster, {address}, is gone",
         ("node", False): "The Ray node of this machine died",
         ("head", True): "Ray on this machine died",
         ("node", True): "Ray on this machine died",
     }.get((lost, is_own), "This command was killed")
-    (line,) = "".join(said).splitlines()
     assert line.startswith(f"error {expected}")
     assert "give the same command again" in line
     assert line.endswith("; it resumes from what is stored, and what was charged stays charged.")

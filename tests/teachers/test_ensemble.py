@@ -15,7 +15,6 @@ from fairpate.config import FitConfig, ModelConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.files import Storage, StorageError, open_storage
 from teachers.ensemble import (
-    BlockPool,
     Ensemble,
     assign_teachers,
     collect_votes,
@@ -25,7 +24,7 @@ from teachers.ensemble import (
     shard_key,
     train_ensemble,
 )
-from teachers.work import tallied
+from teachers.work import BlockPool, tallied
 
 pytestmark = pytest.mark.usefixtures("light_runs")
 

@@ -17,9 +17,9 @@ import teachers.ray_pool
 from fairpate.config import FitConfig, ModelConfig, RayConfig, RidgeConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.types import UserError
-from teachers.ensemble import BlockPool, collect_votes, train_ensemble
+from teachers.ensemble import collect_votes, train_ensemble
 from teachers.ray_pool import RayPool, number_of_actors
-from teachers.work import PoolError, tallied
+from teachers.work import BlockPool, PoolError, tallied
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
