@@ -319,7 +319,7 @@ def _unpacked(archive: IO[bytes], names: Sequence[str], to: Path, record: Mappin
     ):
         members = opened.getmembers()
         for each in members:
-            parts = PurePosixPath(each.name).parts
+            parts = PurePosixPath(each.name).parts or ("",)
             if not (each.isfile() or each.isdir()) or parts[0] not in names or "private" in parts:
                 raise ValueError(f"{each.name} is not to be fetched")
         opened.extractall(temporary, filter="data")

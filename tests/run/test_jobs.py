@@ -181,6 +181,7 @@ def packed(*names: str, link: bool = False) -> io.BytesIO:
         (("public/private/votes.parquet",), False),
         (("public/../../x",), False),
         (("public/a", "/etc/x"), False),
+        (("public/a", "."), False),
         (("public/a",), True),
     ],
 )
