@@ -199,8 +199,8 @@ GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
 def _coloured(
     request: Request, grey: PixelArray, digits: IntArray, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> LoadedRecords:
-    """Return coloured digits. Each digit's colour is its noisy binary label,
-    flipped with the digit's own probability in ``flips``."""
+    """Return coloured digits. Each digit's colour is its noisy binary label, flipped with the digit's own probability
+    in ``flips``."""
     # Flips are hashes of names, not drawn from a stream: another record must not change the label of this one.
     high = np.asarray(digits) >= FIRST_HIGH_DIGIT
     binary = (high ^ (keyed_uniform(names, seed=request.seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)

@@ -531,8 +531,7 @@ class PanelView:
 
         Columns of a row:
 
-        - ``i``: the point's index in ``index_of``, which maps points to indices; without it the point's
-          rank.
+        - ``i``: the point's index in ``index_of``, which maps points to indices; without it the point's rank.
         - ``s``: series. ``l``: level of epsilon.
         - ``x0`` and so on: horizontal position in each chart. ``e``, ``d``, ``a``, ``c``: the four drawn coordinates.
         - ``z``: area of the mark; ``scale`` multiplies its diameter.

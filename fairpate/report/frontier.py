@@ -121,15 +121,14 @@ class Point:
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     Disparity is the value of the notion of fairness ``notion``; ``fairness_S`` has the values of all notions for each
     seed, and ``ends_S3`` the two ends of their intervals and the smallest limit for which their records suffice.
-    ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]``
-    repeats run s with fresh noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same
-    records, NaN if unknown. ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in
-    words. ``units`` is the public number of protected units, with which delta is compared, None if none is.
-    ``groups`` counts, for each group, the seeds in which a constant prediction would serve the group better, and
-    those in which the group had no answered test record. ``max_error_S``: for each seed, the share of answers of which
-    the run guarantees in every group that no more are wrong, with ``max_error_confidence``; NaN where it guarantees
-    none. ``look`` is the method's family and the index of its colour,
-    None for a method of another package.
+    ``settings`` is the configuration by dotted names, without seeds and paths, ``commands[s]`` repeats run s with fresh
+    noise. ``majority_accuracy`` is the mean accuracy of the most common class on the same records, NaN if unknown.
+    ``degenerate`` has the reasons why the model's gaps are meaningless for some seed, in words. ``units`` is the public
+    number of protected units, with which delta is compared, None if none is. ``groups`` counts, for each group, the
+    seeds in which a constant prediction would serve the group better, and those in which the group had no answered test
+    record. ``max_error_S``: for each seed, the share of answers of which the run guarantees in every group that no more
+    are wrong, with ``max_error_confidence``; NaN where it guarantees none. ``look`` is the method's family and the
+    index of its colour, None for a method of another package.
     """
 
     method: str

@@ -140,10 +140,9 @@ class WithoutPrivacy:
 class EvaluationWords(TypedDict):
     """The words with which all pages describe measured numbers.
 
-    ``noun``: "test record" or "test person", the units that numbers count. ``units``: those of which a cell
-    needs ``least_cell``, in the plural. ``intervals``: the kind of confidence intervals.
-    ``covered``: whether a guarantee covers the numbers. ``why_unknown``: why no record was evaluated; meaningless if
-    some records were evaluated.
+    ``noun``: "test record" or "test person", the units that numbers count. ``units``: those of which a cell needs
+    ``least_cell``, in the plural. ``intervals``: the kind of confidence intervals. ``covered``: whether a guarantee
+    covers the numbers. ``why_unknown``: why no record was evaluated; meaningless if some records were evaluated.
     """
 
     noun: str

@@ -78,7 +78,11 @@ def evaluation_of(metrics: Mapping[str, Any]) -> Evaluation:
 
 def read_answers(run: RunDirectory) -> AnswerGuarantee | None:
     """Return what ``run`` guarantees about the errors of its model's answers; None if no bound was asked for."""
-    found = read_json(run.metrics).get("answers")
+    return _answers_of(read_json(run.metrics))
+
+
+def _answers_of(metrics: Mapping[str, Any]) -> AnswerGuarantee | None:
+    found = metrics.get("answers")
     return None if found is None else AnswerGuarantee.from_json(found)
 
 
@@ -88,13 +92,14 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
+    metrics = read_json(run.metrics)
     return RunStatement(
         guarantee=Guarantee.of(read_statement(run)),
-        measured=read_evaluation(run),
+        measured=evaluation_of(metrics),
         without_privacy=baseline,
         for_operator=for_operator,
-        answers=read_answers(run),
-        has_reject_option="orders" in read_json(run.metrics),
+        answers=_answers_of(metrics),
+        has_reject_option="orders" in metrics,
         intended_use=stated_use(run).intended,
         audited=read_audited(run),
         choice=read_choice(run),
